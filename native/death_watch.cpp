@@ -34,7 +34,7 @@ bool DeathWatch::supported() {
   return futex_waitv(nullptr, 0) < 0 && errno == EINVAL;
 }
 
-DeathWatch::DeathWatch(std::shared_ptr<ProcessTable> process_table, int told) : process_table_(std::move(process_table)), told_(told) {
+DeathWatch::DeathWatch(std::shared_ptr<ProcessTable> process_table, int eventfd) : process_table_(std::move(process_table)), eventfd_(eventfd) {
   const SignalsBlocked blocked;
   thread_ = std::thread([this] { run(); });
 }
@@ -107,7 +107,7 @@ void DeathWatch::run() {
         return dead;
       });
     }
-    if (fired && told_ >= 0) write_event(told_);
+    if (fired && eventfd_ >= 0) write_event(eventfd_);
     // One of the words has moved (EAGAIN), or a wake-up without a reason: look again. Anything else says that
     // the kernel does not wait, and would say so at once every time; then the alarm alone has to do.
     const bool waited = many && (futex_waitv(entries.data(), unsigned(count)) >= 0 || errno == EAGAIN || errno == EINTR);

@@ -14,7 +14,7 @@ class DeathWatch {
  public:
   // `told`: an eventfd that is written to whenever a liveness futex has fired, -1: none. It must outlive the watch.
   // A fatal signal's own announcement is not told there: that process is on its way.
-  explicit DeathWatch(std::shared_ptr<ProcessTable> process_table, int told = -1);
+  explicit DeathWatch(std::shared_ptr<ProcessTable> process_table, int eventfd = -1);
   ~DeathWatch();
   // Watch the liveness futex of process `slot` from now on (as soon as it has taken it).
   void add(uint32_t slot);
@@ -28,7 +28,7 @@ class DeathWatch {
  private:
   void run();
   std::shared_ptr<ProcessTable> process_table_;
-  const int told_;
+  const int eventfd_;
   ForkMutex mutex_;
   std::vector<uint32_t> watched_;
   const uint64_t fork_ = fork_generation.load();

@@ -101,7 +101,7 @@ class Leftovers {
   // A sweep: `begin` gives the gates to look at one by one, `end` says that they have looked.
   template <class Each>
   void begin(const Each& each) {
-    ticket_ = words_.requested.load(std::memory_order_seq_cst);
+    request_id_ = words_.requested.load(std::memory_order_seq_cst);
     // Before the looks: what comes later notifies once more, and what is dropped from now on and is
     // here makes another sweep due.
     seen_ = waiter_.count();
@@ -113,10 +113,10 @@ class Leftovers {
     if (!all_.entered() && state_.compare_exchange_strong(watching, State::kIdle, std::memory_order_seq_cst)) {
       words_.wanted.store(0, std::memory_order_seq_cst);
       // Nothing is left, which is the answer to everybody who has found `wanted` up, and waits for one.
-      ticket_ = words_.requested.load(std::memory_order_seq_cst);
+      request_id_ = words_.requested.load(std::memory_order_seq_cst);
     }
-    if (!words_.pending(ticket_)) return;
-    words_.answered.store(ticket_, std::memory_order_seq_cst);
+    if (!words_.pending(request_id_)) return;
+    words_.answered.store(request_id_, std::memory_order_seq_cst);
     process_table_->header()->memory.note_given();
   }
 
@@ -147,7 +147,7 @@ class Leftovers {
   std::atomic<State> state_{State::kIdle};
   std::atomic<bool> stop_{false};
   uint32_t seen_ = 0;    // the doorbell's count before the last sweep
-  uint32_t ticket_ = 0;  // who had asked before it
+  uint32_t request_id_ = 0;  // who had asked before it
 };
 
 }  // namespace conveyor

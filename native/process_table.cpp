@@ -247,7 +247,7 @@ std::vector<ProcessTable::Requested> ProcessTable::ask_for_memory(uint32_t index
 
 void ProcessTable::still_requested(std::vector<Requested>& who) const {
   std::erase_if(who, [this](const Requested& one) {
-    return !slot(one.slot)->returns.pending(one.ticket) || slot(one.slot)->memory.load(std::memory_order_seq_cst) == 0;
+    return !slot(one.slot)->returns.pending(one.request_id) || slot(one.slot)->memory.load(std::memory_order_seq_cst) == 0;
   });
 }
 
@@ -261,7 +261,7 @@ void ProcessTable::ask_for_leftovers(uint32_t index, std::vector<Requested>& req
 void ProcessTable::still_requested_for_leftovers(std::vector<Requested>& who) const {
   std::erase_if(who, [this](const Requested& one) {
     const ProcessTableSlot* s = slot(one.slot);
-    return !s->leftovers.pending(one.ticket) || s->leftovers.wanted.load(std::memory_order_seq_cst) == 0 ||
+    return !s->leftovers.pending(one.request_id) || s->leftovers.wanted.load(std::memory_order_seq_cst) == 0 ||
            s->condition.load(std::memory_order_seq_cst) != Condition::kAlive;
   });
 }
@@ -275,7 +275,7 @@ void ProcessTable::ask_for_pins(uint32_t index, std::vector<Requested>& requeste
 void ProcessTable::still_requested_for_pins(std::vector<Requested>& who) const {
   std::erase_if(who, [this](const Requested& one) {
     const ProcessTableSlot* s = slot(one.slot);
-    return !s->pins.pending(one.ticket) || s->pins.wanted.load(std::memory_order_seq_cst) == 0 ||
+    return !s->pins.pending(one.request_id) || s->pins.wanted.load(std::memory_order_seq_cst) == 0 ||
            s->condition.load(std::memory_order_seq_cst) != Condition::kAlive;
   });
 }

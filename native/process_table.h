@@ -82,7 +82,7 @@ struct Status {
   std::atomic<uint32_t> node;       // task number within the graph
   std::atomic<uint32_t> requested;      // how often others wanted its waiters to look once more
   std::atomic<uint32_t> signal;     // fatal signal, set by the handler before the process dies
-  std::atomic<uint32_t> leaving;    // 1: it ends because user code has raised SystemExit
+  std::atomic<uint32_t> exiting;    // 1: it ends because user code has raised SystemExit
   std::atomic<uint64_t> execution;  // execution or call number
   std::atomic<uint64_t> since_ns;   // CLOCK_MONOTONIC
   NotedText<88> what;               // method name
@@ -140,13 +140,13 @@ struct Returns {
   // For pending(). A number for each, so that who asks while an earlier one is being answered has another
   // answer of its own.
   uint32_t ask() {
-    const uint32_t ticket = requested.fetch_add(1, std::memory_order_seq_cst) + 1;
+    const uint32_t request_id = requested.fetch_add(1, std::memory_order_seq_cst) + 1;
     wake();
-    return ticket;
+    return request_id;
   }
   // Not answered yet, by the process that was asked: a later one begins to count again.
-  bool pending(uint32_t ticket) const {
-    return int32_t(answered.load(std::memory_order_seq_cst) - ticket) < 0 && int32_t(requested.load(std::memory_order_seq_cst) - ticket) >= 0;
+  bool pending(uint32_t request_id) const {
+    return int32_t(answered.load(std::memory_order_seq_cst) - request_id) < 0 && int32_t(requested.load(std::memory_order_seq_cst) - request_id) >= 0;
   }
 };
 
@@ -413,7 +413,7 @@ class ProcessTable : public Shareable<ProcessTable> {
   // Have all processes but `index` that have memory look for what they can give back; who has been asked.
   struct Requested {
     uint32_t slot;
-    uint32_t ticket;
+    uint32_t request_id;
   };
   std::vector<Requested> ask_for_memory(uint32_t index);
   // Leaves those who may still give something: they have not looked yet, or their end is not known here yet.

@@ -778,8 +778,8 @@ void Arena::run() {
     if (stop_.load(std::memory_order_seq_cst)) return;
     const uint32_t latest = returns_->kept_news.load(std::memory_order_seq_cst);
     const bool had_news = std::exchange(news, latest) != latest;
-    const uint32_t ticket = returns_->requested.load(std::memory_order_seq_cst);
-    const bool requested = returns_->pending(ticket);
+    const uint32_t request_id = returns_->requested.load(std::memory_order_seq_cst);
+    const bool requested = returns_->pending(request_id);
     starving = process_table_ && process_table_->any_starving();
     uint64_t due;
     const uint64_t began = now_ns();
@@ -791,7 +791,7 @@ void Arena::run() {
     }
     if (requested) {
       // Only those who asked before it looked: who asks later gets a look of its own.
-      returns_->answered.store(ticket, std::memory_order_seq_cst);
+      returns_->answered.store(request_id, std::memory_order_seq_cst);
       memory_->note_given();
       continue;
     }

@@ -55,19 +55,19 @@ void BlockPin::release() noexcept {
 bool PinWords::wait(uint64_t ns) {
   // Before it looks: who has news bumps the word afterwards.
   const uint32_t news = words_.count.load(std::memory_order_seq_cst);
-  ticket_ = words_.requested.load(std::memory_order_seq_cst);
-  if (words_.pending(ticket_)) return true;
+  request_id_ = words_.requested.load(std::memory_order_seq_cst);
+  if (words_.pending(request_id_)) return true;
   if (news == seen_) {
     const timespec limit = to_timespec(ns);
     futex_wait(&words_.count, news, ns != 0 ? &limit : nullptr);
   }
   seen_ = words_.count.load(std::memory_order_seq_cst);
-  ticket_ = words_.requested.load(std::memory_order_seq_cst);
-  return words_.pending(ticket_);
+  request_id_ = words_.requested.load(std::memory_order_seq_cst);
+  return words_.pending(request_id_);
 }
 
 void PinWords::answer() {
-  words_.answered.store(ticket_, std::memory_order_seq_cst);
+  words_.answered.store(request_id_, std::memory_order_seq_cst);
   process_table_->header()->memory.note_given();
 }
 

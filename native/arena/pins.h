@@ -69,7 +69,7 @@ class PinWords {
   const uint32_t slot_;
   Returns& words_;
   uint32_t seen_ = 0;    // of the words' count
-  uint32_t ticket_ = 0;  // of who had asked
+  uint32_t request_id_ = 0;  // of who had asked
 };
 
 }  // namespace conveyor

@@ -42,7 +42,7 @@ class Lent {
   // Neither host has that segment any more, and of a ring the frames below `have(ring)` had come: the others are lent to
   // nobody.
   template <class Have>
-  void settle(uint64_t segment, const Have& have) {
+  void reconcile(uint64_t segment, const Have& have) {
     for (auto at = leases_.lower_bound({segment, 0, 0}); at != leases_.end() && at->first.segment == segment;)
       at = at->first.number < have(at->first.ring) ? std::next(at) : leases_.erase(at);
   }

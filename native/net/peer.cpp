@@ -22,7 +22,7 @@ T read(const char* from) {
 }  // namespace
 
 void Peer::look(Mirror& mirror) {
-  if (connection_ && greeted_) look_.insert(&mirror);
+  if (connection_ && has_handshake_) look_.insert(&mirror);
 }
 
 // --- in ---
@@ -72,7 +72,7 @@ void Peer::take_messages() {
   while (left_ == 0 && connection_->available() >= sizeof(Prefix)) {
     const auto prefix = read<Prefix>(connection_->data());
     const size_t head = checked_head(prefix);
-    if (!greeted_ && prefix.what != What::kHello) throw Violation("no greeting");
+    if (!has_handshake_ && prefix.what != What::kHandshake) throw Violation("no handshake");
     if (connection_->available() < sizeof prefix + head) {
       connection_->make_room(sizeof prefix + head);
       return;
@@ -98,7 +98,7 @@ void Peer::take_piece() {
 }
 
 void Peer::heed(const Prefix& prefix, const char* body) {
-  if (prefix.what == What::kHello) return greeting(read<Hello>(body));
+  if (prefix.what == What::kHandshake) return on_handshake(read<Handshake>(body));
   if (prefix.what == What::kPing) return;
   if (prefix.what == What::kBye) return lose("it has ended");
   if (prefix.what == What::kDeath) return hub_.died(host, read<Death>(body));
@@ -170,13 +170,13 @@ void Peer::wake_members(Mirror& mirror) {
   for (const Target& t : mirror.members()) hub_.process_table()->notify(t.slot, t.bit);
 }
 
-void Peer::greeting(const Hello& hello) {
-  if (greeted_) throw Violation("a second greeting");
-  if (hello.magic != kHelloMagic || hello.version != kWireVersion) throw Violation("it speaks another protocol");
-  if (hello.host != host) throw Violation("it is another host than it was");
-  if (instance_ != 0 && instance_ != hello.instance) throw Violation("it is another process than it was");
-  instance_ = hello.instance;
-  greeted_ = true;
+void Peer::on_handshake(const Handshake& handshake) {
+  if (has_handshake_) throw Violation("a second handshake");
+  if (handshake.magic != kHandshakeMagic || handshake.version != kWireVersion) throw Violation("it speaks another protocol");
+  if (handshake.host != host) throw Violation("it is another host than it was");
+  if (instance_ != 0 && instance_ != handshake.instance) throw Violation("it is another process than it was");
+  instance_ = handshake.instance;
+  has_handshake_ = true;
   deaths_ = hub_.deaths();
   closing_.begin_anew();
   next_told_ = unheard_;
@@ -197,7 +197,7 @@ void Peer::greeting(const Hello& hello) {
 // --- out ---
 
 void Peer::tell_death(const Death& death) {
-  if (!greeted_) return;
+  if (!has_handshake_) return;
   deaths_.push_back(death);
   for (Mirror* mirror : hub_.mirrors_of(host)) look_.insert(mirror);  // what it wrote last may not have been seen yet
 }
@@ -267,7 +267,7 @@ bool Peer::send() {
   try {
     for (const uint64_t start = connection_->sent; connection_->sent - start < kTurnBytes;) {
       if (connection_->waiting() != 0 && !connection_->flush()) break;
-      if (!greeted_) break;
+      if (!has_handshake_) break;
       put_control();
       put_frames();
       if (connection_->waiting() == 0) break;
@@ -341,14 +341,14 @@ void Peer::close(Mirror& mirror) noexcept {
     closing_.closed.insert_or_assign(mirror.id, mirror.haves(host));
     closing_.untold.push_back(mirror.id);
     if (!sent.empty()) closing_.sent.insert_or_assign(mirror.id, std::move(sent));
-    if (const Haves* theirs = mirror.closed_with(host)) settle(mirror.id, *theirs);
+    if (const Haves* theirs = mirror.closed_with(host)) reconcile(mirror.id, *theirs);
   } catch (const std::exception&) {  // whether what was sent has come would never be known
     lose("there is no memory left for what of a segment was on its way to it");
   }
 }
 
-void Peer::settle(uint64_t id, const Haves& theirs) {
-  lent_->settle(id, [&](uint32_t ring) { return have_of(theirs, ring); });
+void Peer::reconcile(uint64_t id, const Haves& theirs) {
+  lent_->reconcile(id, [&](uint32_t ring) { return have_of(theirs, ring); });
   if (const auto found = closing_.sent.find(id); found != closing_.sent.end()) {
     const Unclaimed unclaimed = hub_.unclaimed();
     for (const SentClaims& one : found->second)
@@ -367,7 +367,7 @@ void Peer::hear_closed(const Prefix& prefix, const char* body) {
   if (head.count != 0) std::memcpy(theirs.data(), body + sizeof head, theirs.size() * sizeof(CloseEntry));
   Mirror* const mirror = hub_.mirror(prefix.segment);
   if (mirror != nullptr && mirror->is_on(host)) return mirror->closed(host, std::move(theirs));
-  settle(prefix.segment, theirs);
+  reconcile(prefix.segment, theirs);
 }
 
 void Peer::put_closed() {
@@ -405,12 +405,12 @@ void Peer::connect(Fd fd) {
   auto connection = std::make_unique<Connection>(std::move(fd));
   if (connection_) drop("another connection has taken its place");
   connection_ = std::move(connection);
-  greeted_ = false;
+  has_handshake_ = false;
   state_ = State::kUp;
   heard_ns_ = said_ns_ = now_ns();
   ++counts_.connections;
-  connection_->put(Prefix{What::kHello, 0, sizeof(Hello), 0});
-  connection_->put(Hello{kHelloMagic, kWireVersion, hub_.self(), hub_.instance()});
+  connection_->put(Prefix{What::kHandshake, 0, sizeof(Handshake), 0});
+  connection_->put(Handshake{kHandshakeMagic, kWireVersion, hub_.self(), hub_.instance()});
 }
 
 void Peer::drop(std::string_view reason) noexcept {
@@ -430,9 +430,9 @@ void Peer::drop(std::string_view reason) noexcept {
   if (state_ == State::kUp) {
     state_ = State::kDown;
     // One that has come to nothing gives no more time: a host that has given this one up ends each at once.
-    if (greeted_ || down_ns_ == 0) down_ns_ = now_ns();
+    if (has_handshake_ || down_ns_ == 0) down_ns_ = now_ns();
   }
-  greeted_ = false;
+  has_handshake_ = false;
 }
 
 void Peer::lose(std::string_view reason, std::string_view more) noexcept {

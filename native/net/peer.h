@@ -57,7 +57,7 @@ class Peer {
   State state() const { return state_; }
   uint64_t connections() const { return counts_.connections; }  // that there have been
   int fd() const { return connection_ ? connection_->fd() : -1; }
-  bool greeted() const { return greeted_; }
+  bool has_handshake() const { return has_handshake_; }
   const std::string& reason() const { return reason_; }
   PeerCounts counts() const;
 
@@ -103,7 +103,7 @@ class Peer {
   // What has come of the piece with what was before it.
   void take_piece();
   void piece_came(size_t size);
-  void greeting(const Hello& hello);
+  void on_handshake(const Handshake& handshake);
   bool put_control();
   void put_frames();
   void put_returned();
@@ -111,7 +111,7 @@ class Peer {
   void put_deaths();
   void hear_closed(const Prefix& prefix, const char* body);
   // Neither host has that segment any more: see to what was sent of it, and has not come.
-  void settle(uint64_t id, const Haves& theirs);
+  void reconcile(uint64_t id, const Haves& theirs);
   void hear(const Returned& returned, uint64_t segment);
   void hear(const Heard& heard);
   void put_clock();
@@ -124,7 +124,7 @@ class Peer {
   const uint64_t window_ns_, pause_ns_;
   State state_ = State::kNew;
   std::unique_ptr<Connection> connection_;
-  bool greeted_ = false;
+  bool has_handshake_ = false;
   std::string reason_;
   uint64_t instance_ = 0;
   uint64_t heard_ns_ = 0, said_ns_ = 0, down_ns_ = 0;

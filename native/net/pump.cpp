@@ -216,7 +216,7 @@ bool HostPump::turn() {
     if (due)
       if (const uint64_t next = peer.tick(now); next != 0) tick_by(next);
     watch(peer);
-    if (peer.greeted() && !known.greeted) note(Event::kConnected, host);
+    if (peer.has_handshake() && !known.has_handshake) note(Event::kConnected, host);
     // A connection may have come and broken within this turn: who was to connect has done so, and is told to do it again.
     const uint64_t connections = peer.connections();
     if (peer.state() != known.state || (peer.state() == Peer::State::kDown && connections != known.connections)) {
@@ -234,7 +234,7 @@ bool HostPump::turn() {
       clock_answers_[host] = known.clock_answers = peer.clock_answers();
       done_.notify_all();
     }
-    known.greeted = peer.greeted();
+    known.has_handshake = peer.has_handshake();
     known.state = peer.state();
     known.connections = connections;
   }
@@ -530,7 +530,7 @@ PeerCounts HostPump::counts(uint32_t host) {
 
 bool HostPump::connected(uint32_t host) {
   bool is = false;
-  call([&] { is = peer(host).greeted(); });
+  call([&] { is = peer(host).has_handshake(); });
   return is;
 }
 

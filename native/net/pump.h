@@ -239,7 +239,7 @@ class HostPump final : private Hub {
     int watched = -1;
     bool for_room = false;
     Peer::State state = Peer::State::kNew;
-    bool greeted = false;
+    bool has_handshake = false;
     uint64_t clock_answers = 0, connections = 0;
   };
   std::map<uint32_t, Known> peers_;

@@ -21,7 +21,7 @@
 
 namespace conveyor::net {
 
-constexpr uint64_t kHelloMagic = 0x31'74'65'6e'76'6e'6f'63;  // "convnet1", in the byte order of both
+constexpr uint64_t kHandshakeMagic = 0x31'74'65'6e'76'6e'6f'63;  // "convnet1", in the byte order of both
 constexpr uint32_t kWireVersion = 7;
 constexpr uint32_t kChunkBytes = 256 << 10;
 constexpr uint32_t kMostRings = 1 << 15;         // of a segment
@@ -30,7 +30,7 @@ constexpr uint64_t kMostBytes = uint64_t(1) << 46;  // of one frame
 constexpr uint32_t kMostHosts = 1 << 12;
 
 enum class What : uint16_t {
-  kHello = 1,   // the first, once: who speaks
+  kHandshake = 1,   // the first, once: who speaks
   kOpen,        // the speaker has this segment, and wants its frames from here on
   kClose,       // it has it no more: what had come of each ring until then
   kClosed,      // that was heard, and the speaker has it neither
@@ -63,7 +63,7 @@ struct Prefix {
 };
 static_assert(sizeof(Prefix) == 16);
 
-struct Hello {
+struct Handshake {
   uint64_t magic;
   uint32_t version;
   uint32_t host;
@@ -189,7 +189,7 @@ inline uint32_t checked_head(const Prefix& p) {
     return uint32_t(least);
   };
   switch (p.what) {
-    case What::kHello: return exactly(sizeof(Hello));
+    case What::kHandshake: return exactly(sizeof(Handshake));
     case What::kOpen: from(sizeof(OpenHead), sizeof(OpenHead) + kMostRings * sizeof(OpenEntry)); return p.size;
     case What::kClose: from(sizeof(CloseHead), sizeof(CloseHead) + kMostRings * sizeof(CloseEntry)); return p.size;
     case What::kLimits: from(sizeof(LimitsHead), sizeof(LimitsHead) + kMostBitWords * sizeof(uint64_t)); return p.size;

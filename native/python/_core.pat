@@ -115,11 +115,11 @@
 ^_core\.Buffer\.__suffix__$:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-^_core\.Will\.__del__$:
+^_core\.Finalizer\.__del__$:
 
 ^_core\.Holder$:
     class Holder:
-        """Which thread has ``lock``; the lock is taken for the body of a ``with``, or by a ``Turn``."""
+        """Which thread has ``lock``; the lock is taken for the body of a ``with``, or by a ``TimedLock``."""
 
         def __init__(self, lock: Any, /) -> None: ...
         def __enter__(self) -> bool: ...
@@ -127,14 +127,14 @@
         def mine(self) -> bool:
             """Whether it is this one."""
 
-^_core\.Turn$:
-    class Turn:
+^_core\.TimedLock$:
+    class TimedLock:
         """A lock that is taken for the body of a ``with``, if it can be within ``timeout`` seconds (-1: any), and
         given back whatever a signal's handler raises meanwhile.
         """
 
         def __init__(self, lock: Any, timeout: float = 0.0, holder: Holder = ..., /) -> None:
-            """``holder`` is told whose turn it is."""
+            """``holder`` is told which thread has the lock."""
 
         def __enter__(self) -> bool:
             """Whether it has been taken."""

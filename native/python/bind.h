@@ -147,7 +147,7 @@ uint64_t deadline_after(nb::handle timeout);
 Kind kind_of(uint16_t kind);
 
 // Which thread has a lock of Python's, noted by whoever takes it: the lock itself does not know. A type in plain C, as is
-// Turn (bind_turn.cpp); the GIL guards it.
+// TimedLock (bind_turn.cpp); the GIL guards it.
 struct Holder {
   PyObject_HEAD
   PyObject* lock;

@@ -98,11 +98,11 @@ void bind_channel(nb::module_& m) {
            ``Snapshot``, which is to be decoded once; that may be tried again if it raises.)")
       .def("receive_or_leave", [](Reader& r) { return r.ring.empty() ? nb::object(*empty) : r.receive_or_leave(); },
            nb::sig("def receive_or_leave(self) -> Any"), "The next frame's value, or ``EMPTY``. If this raises the frame is still there.")
-      .def("receive_kept", [](Reader& r) {
+      .def("receive_snapshot", [](Reader& r) {
              while (!r.ring.empty())
-               if (nb::object value = r.receive_kept(); value.is_valid()) return value;
+               if (nb::object value = r.receive_snapshot(); value.is_valid()) return value;
              return nb::object(*empty);
-           }, nb::sig("def receive_kept(self) -> Any"), R"(
+           }, nb::sig("def receive_snapshot(self) -> Any"), R"(
            The next frame as a ref keeps it: its value if that is immutable, an ``ErrorFrame``, else a ``Snapshot``;
            ``EMPTY`` if there is no frame.)")
       .def("skip", [](Reader& r) {

@@ -203,7 +203,7 @@ std::vector<Entry> entries_of(nb::bytes table) {
 }
 
 // Where each range lies in the arena; no bytes if none does.
-nb::bytes lying_in(nb::bytes table, const Arena* arena) {
+nb::bytes ranges_in_arena(nb::bytes table, const Arena* arena) {
   std::vector<Lying> lying;
   if (MadeInPlace::any()) {
     const std::vector<Range> ranges = entries_of<Range>(table);
@@ -254,14 +254,14 @@ nb::object in_place(const InPlace& one, ArenaView& view, nb::bytes ranges, nb::b
 }  // namespace
 
 void bind_direct(nb::module_& m) {
-  m.def("let_go_of_kept", &let_go_of_kept, "Drop what was kept as long as somebody had a frame, and is no longer. Needs no memory.");
-  nb::class_<KeptWait>(m, "KeptWait", "Waits for something to drop.")
+  m.def("release_held", &release_held, "Drop what was kept as long as somebody had a frame, and is no longer. Needs no memory.");
+  nb::class_<ReleaseWait>(m, "ReleaseWait", "Waits for something to drop.")
       .def(nb::init<>())
-      .def("wait", [](KeptWait& one) {
+      .def("wait", [](ReleaseWait& one) {
              Unlocked unlocked;
              return one.wait();
            }, "Wait until there is something. False: ``stop`` was called, now or before, and nothing is kept.")
-      .def("stop", &KeptWait::stop, "Have it end. True: it goes on until nothing is kept any more.");
+      .def("stop", &ReleaseWait::stop, "Have it end. True: it goes on until nothing is kept any more.");
 
   m.def("let_read", &let_read, "pid"_a, "Let that process, and what descends from it, read this one's memory, where the system limits who may.");
   m.def("may_read", &may_read, "pid"_a, "Whether the system lets this process read the memory of that one.");
@@ -404,7 +404,7 @@ void bind_direct(nb::module_& m) {
   }, "buffers"_a, "into"_a, nb::sig("def copy_into(buffers: list[Buffer], into: bytes) -> None"), "Copy ``buffers`` to such ranges.");
 
   m.def("outlive_all", &outlive_all, "This process is the driver's: a session ends with it, so what it holds is let go of by itself alone.");
-  m.def("lying_in", &lying_in, "table"_a, "arena"_a, R"(
+  m.def("ranges_in_arena", &ranges_in_arena, "table"_a, "arena"_a, R"(
         Where each of such ranges lies in the process's own arena: its block's offset and size, and its own place in
         the block, as 64-bit numbers; the last is 0 for one that lies elsewhere. Nothing if all do.)");
   m.def("readable", [](nb::bytes table) { return readable(entries_of<Range>(table)); }, "ranges"_a,
@@ -412,7 +412,7 @@ void bind_direct(nb::module_& m) {
   nb::class_<InPlace>(m, "InPlace", "What keeps a value where it lies.")
       .def("buffers", &in_place, "view"_a, "ranges"_a, "lying"_a,
            nb::sig("def buffers(self, view: ArenaView, ranges: bytes, lying: bytes) -> list[Buffer | None] | None"), R"(
-           The ranges of a value, which lie as ``lying_in`` has said in the arena that ``view`` shows, as read-only
+           The ranges of a value, which lie as ``ranges_in_arena`` has said in the arena that ``view`` shows, as read-only
            memory; ``None`` for each that lies elsewhere. ``None`` instead of all: they cannot be mapped.)");
   m.def("sure_lease", [](uint64_t number) -> nb::object {
     std::shared_ptr<Lease> lease = sure_lease(number);

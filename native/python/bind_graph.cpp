@@ -70,17 +70,17 @@ bool gives_value(const nb::object& outcome) {
 
 constexpr uint64_t kFirstLookNs = 5'000'000;  // a wait that lasts longer is worth being described
 
-struct Claim {
+struct Resolving {
   RefCore& ref;
-  ~Claim() { ref.unclaim(this); }
+  ~Resolving() { ref.end_resolve(this); }
 };
 
 // Have the outcome of `self` be what is here, or comes within `wait_ns`, if anything does.
-void settle_soon(nb::handle self, uint64_t wait_ns) {
+void resolve_soon(nb::handle self, uint64_t wait_ns) {
   RefCore& ref = *nb::inst_ptr<RefCore>(self);
-  if (!ref.outcome.is_valid() && ref.gate != nullptr && ref.number >= 0 && ref.claimed == nullptr) {
-    Claim claim{ref};
-    ref.claim(&claim);
+  if (!ref.outcome.is_valid() && ref.gate != nullptr && ref.number >= 0 && ref.resolver == nullptr) {
+    Resolving resolving{ref};
+    ref.begin_resolve(&resolving);
     nb::object value;
     try {
       ref.gate->gate->make_hand();
@@ -92,7 +92,7 @@ void settle_soon(nb::handle self, uint64_t wait_ns) {
       throw;
     }
     if (ref.outcome.is_valid()) value = nb::object();  // cancelled meanwhile
-    if (value.is_valid() && !nb::isinstance<ErrorFrame>(value)) ref.settle(value);
+    if (value.is_valid() && !nb::isinstance<ErrorFrame>(value)) ref.resolve(value);
     if (value.is_valid() && !ref.outcome.is_valid()) {
       ref.gate->gate->hand(uint64_t(ref.number), ref.reader, value);
       Calling python;
@@ -107,7 +107,7 @@ void settle_soon(nb::handle self, uint64_t wait_ns) {
 nb::object get_soon(nb::handle self) {
   RefCore& ref = *nb::inst_ptr<RefCore>(self);
   if (ref.targets.is_valid()) return nb::object();  // Python knows how it is received
-  settle_soon(self, kFirstLookNs);
+  resolve_soon(self, kFirstLookNs);
   return gives_value(ref.outcome) ? value_of(ref.outcome) : nb::object();
 }
 
@@ -442,7 +442,7 @@ void bind_graph(nb::module_& m) {
              return value;
            }, "ref"_a, "timeout"_a.none() = nb::none(), "deaths"_a = -1,
            nb::sig("def get(self, ref: RefCore, timeout: float | None = None, deaths: int = -1) -> Any"), R"(
-           Wait for the result of ``ref``, which was submitted here, and take it, as ``Reader.receive_kept`` gives it;
+           Wait for the result of ``ref``, which was submitted here, and take it, as ``Reader.receive_snapshot`` gives it;
            ``EMPTY`` at the timeout, when closed, when the ref has an outcome, or when ``ProcessTable.deaths`` is not
            ``deaths`` (-1: any).)")
       .def("await_ready", [](Gated& g, const RefCore& ref, double seconds) { g.await_ready(ref, now_ns() + uint64_t(seconds * 1e9)); }, "ref"_a, "seconds"_a,
@@ -455,7 +455,7 @@ void bind_graph(nb::module_& m) {
              g.gate->hand(number, reader, value);
              return value;
            }, "number"_a, "reader"_a, nb::sig("def take(self, number: int, reader: int) -> Any"),
-           "Take a result that is here, as ``Reader.receive_kept`` gives it, else ``EMPTY``.")
+           "Take a result that is here, as ``Reader.receive_snapshot`` gives it, else ``EMPTY``.")
       .def("ready", [](Gated& g, uint64_t number, size_t reader) { return g.gate->ready(number, reader); }, "number"_a, "reader"_a,
            "Whether the result is here.")
       .def("drop", [](Gated& g, uint64_t number, size_t reader) { g.gate->drop(number, reader); }, "number"_a, "reader"_a,
@@ -485,17 +485,17 @@ void bind_graph(nb::module_& m) {
            nb::sig("def __init__(self, source: Any, gate: Gate | None, number: int, reader: int) -> None"), "``number`` -1: not submitted yet.")
       .def("get", &ref_get, "timeout"_a.none() = nb::none(), nb::sig("def get(self, timeout: float | None = None) -> Any"),
            "The result; asks the subclass (``_get``) where it does not come soon.")
-      .def("_settled_now", [](nb::handle self) {
-             settle_soon(self, 0);
+      .def("_resolved_now", [](nb::handle self) {
+             resolve_soon(self, 0);
              const nb::object& outcome = nb::inst_ptr<RefCore>(self)->outcome;
              return outcome.is_valid() ? outcome : *empty;
-           }, nb::sig("def _settled_now(self) -> Any"), "``_outcome``, which is what has come if anything has.")
+           }, nb::sig("def _resolved_now(self) -> Any"), "``_outcome``, which is what has come if anything has.")
       .def("_with_siblings", &ref_with_siblings, "count"_a, nb::sig("def _with_siblings(self, count: int) -> list[Any]"),
            "The refs of all ``count`` results of the execution, this one, of reader 0, among them.")
       .def("_siblings", &ref_siblings, nb::sig("def _siblings(self) -> list[Any]"), "Those of them that are still there.")
-      .def("_claim", [](RefCore& ref, nb::handle by) { return ref.claim(by.ptr()); }, "by"_a,
-           "Take the right to settle the ref; false if somebody has it.")
-      .def("_unclaim", [](RefCore& ref, nb::handle by) { return ref.unclaim(by.ptr()); }, "by"_a,
+      .def("_begin_resolve", [](RefCore& ref, nb::handle by) { return ref.begin_resolve(by.ptr()); }, "by"_a,
+           "Take the right to resolve the ref; false if somebody has it.")
+      .def("_end_resolve", [](RefCore& ref, nb::handle by) { return ref.end_resolve(by.ptr()); }, "by"_a,
            "Give it back, if it was taken by this, and wake those who were refused; true if somebody else has to wake them.")
       .def("_move", [](nb::handle self, nb::object source, nb::object gate, nb::dict from, nb::handle to) {
              RefCore& ref = *nb::inst_ptr<RefCore>(self);
@@ -529,9 +529,9 @@ void bind_graph(nb::module_& m) {
              std::swap(r.targets, value);
            }, nb::for_setter("value"_a.none()), nb::for_getter(nb::sig("def _targets(self) -> Any")),
            "What the value is received into by ``get``, which asks the subclass then; else ``None``.")
-      .def_prop_rw("_outcome", [](RefCore& r) { return r.outcome.is_valid() ? r.outcome : *empty; }, [](RefCore& r, nb::object value) { r.settle(std::move(value)); }, nb::for_setter("value"_a.none()),
+      .def_prop_rw("_outcome", [](RefCore& r) { return r.outcome.is_valid() ? r.outcome : *empty; }, [](RefCore& r, nb::object value) { r.resolve(std::move(value)); }, nb::for_setter("value"_a.none()),
            nb::for_getter(nb::sig("def _outcome(self) -> Any")),
-           "``EMPTY`` until the ref is settled; a ``Snapshot`` of what has come, or its value if that is immutable.");
+           "``EMPTY`` until the ref is resolved; a ``Snapshot`` of what has come, or its value if that is immutable.");
 
   set_ref_type(m.attr("RefCore"));
   own_get = m.attr("RefCore").attr("get").ptr();

@@ -325,7 +325,7 @@ void bind_memory(nb::module_& m) {
              return where && !where->snapshot ? nb::object(nb::make_tuple(where->slot, where->incarnation)) : nb::none();
            }, nb::sig("def shared_at(self) -> tuple[int, int] | None"),
            "Of a value that has stayed with its maker, and of which its later writes are seen: that process's slot and incarnation.")
-      .def("note_kept", [](Snapshot& s, uint64_t number) { s.frame.attached = std::make_shared<const Held>(Numbers{number}, nullptr); }, "number"_a,
+      .def("note_held", [](Snapshot& s, uint64_t number) { s.frame.attached = std::make_shared<const Held>(Numbers{number}, nullptr); }, "number"_a,
            "It has come from another process, and refers to the value of that number: have the directory say that this process holds a reference.")
       .def("loose", [](Snapshot& s) -> nb::object {
              if (s.frame.codec < kFirstPython || s.frame.codec == kArguments || (s.frame.flags & (kRefs | kBound))) return nb::none();

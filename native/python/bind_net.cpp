@@ -143,7 +143,7 @@ void bind_net(nb::module_& m) {
       .def("connected", [](HostPump& p, uint32_t host) {
              Unlocked unlocked;
              return p.connected(host);
-           }, "host"_a, "Whether its pump has greeted this one over the present connection.")
+           }, "host"_a, "Whether the handshake with its pump is done over the present connection.")
       .def("overslept", [](HostPump& p, double within) {
              Unlocked unlocked;
              return double(p.overslept(ns_of(within))) / 1e9;

@@ -106,9 +106,9 @@ void bind_process_table(nb::module_& m) {
       .def("retire", [](ProcessTable& b, uint32_t slot) { b.retire(checked(b, slot)); }, "slot"_a, R"(
            Give back the liveness futex, by the thread that has taken it with ``live``: the process leaves the session and
            goes on. For everybody it is dead.)")
-      .def("leave", [](ProcessTable& b, uint32_t slot) { slot_of(b, slot)->status.leaving.store(1, std::memory_order_release); }, "slot"_a,
+      .def("mark_exiting", [](ProcessTable& b, uint32_t slot) { slot_of(b, slot)->status.exiting.store(1, std::memory_order_release); }, "slot"_a,
            "Note that the process ends because user code wants it to (``SystemExit``).")
-      .def("leaving", [](ProcessTable& b, uint32_t slot) { return slot_of(b, slot)->status.leaving.load(std::memory_order_acquire) != 0; }, "slot"_a,
+      .def("is_exiting", [](ProcessTable& b, uint32_t slot) { return slot_of(b, slot)->status.exiting.load(std::memory_order_acquire) != 0; }, "slot"_a,
            "Whether the process has noted that.")
       .def("death_number", [](ProcessTable& b, uint32_t slot) { return slot_of(b, slot)->died.load(std::memory_order_acquire); }, "slot"_a,
            "Which of the session's deaths the slot's was, from 1; 0 if none was announced.")
@@ -321,8 +321,8 @@ void bind_process_table(nb::module_& m) {
            any of whom they wait for (slot, work there), in words.)");
 
   nb::class_<DeathWatch>(m, "DeathWatch", "A native thread that sees processes die by their liveness futexes and announces it. Never takes the GIL.")
-      .def("__init__", [](DeathWatch* self, std::shared_ptr<ProcessTable> process_table, int told) { new (self) DeathWatch(std::move(process_table), told); }, "process_table"_a, "told"_a = -1,
-           "Starts the thread. ``told``: an eventfd that it writes to whenever a liveness futex has fired; it must outlive the thread.")
+      .def("__init__", [](DeathWatch* self, std::shared_ptr<ProcessTable> process_table, int eventfd) { new (self) DeathWatch(std::move(process_table), eventfd); }, "process_table"_a, "eventfd"_a = -1,
+           "Starts the thread. ``eventfd``: an eventfd that it writes to whenever a liveness futex has fired; it must outlive the thread.")
       .def_static("supported", &DeathWatch::supported,
            "Whether this kernel can wait for many liveness futexes (Linux 5.16), and lets us; else only fatal signals are seen.")
       .def("add", [](DeathWatch& w, uint32_t slot) { w.add(checked(w.process_table(), slot)); }, "slot"_a,

@@ -31,7 +31,7 @@ void holder_dealloc(PyObject* self) {
 
 PyObject* holder_mine(PyObject* self, PyObject*) { return PyBool_FromLong(holder_of(self)->thread == PyThread_get_thread_ident()); }
 
-// The usual turn, which waits as long as it takes: nothing is made for it.
+// The usual way, which waits as long as it takes: nothing is made for it.
 PyObject* holder_enter(PyObject* self, PyObject*) {
   PyObject* taken = PyObject_CallMethodNoArgs(holder_of(self)->lock, acquire_name);
   if (taken != nullptr) holder_of(self)->thread = PyThread_get_thread_ident();
@@ -59,7 +59,7 @@ PyType_Spec holder_spec = {"conveyor._core.Holder", sizeof(Holder), 0, Py_TPFLAG
 // The lock is waited for within Python's own `acquire`, and an interpreter that ends may unwind the waiting
 // thread there (exit.h). So below that wait lies no frame of C++, of nanobind or of ours: this is a type in C,
 // whose functions own nothing that is to be destroyed and are not noexcept.
-struct Turn {
+struct TimedLock {
   PyObject_HEAD
   PyObject* lock;
   PyObject* holder;  // null: nobody asks who has the lock
@@ -67,44 +67,44 @@ struct Turn {
   bool taken;
 };
 
-Turn* as_turn(PyObject* self) { return reinterpret_cast<Turn*>(self); }
+TimedLock* as_timed_lock(PyObject* self) { return reinterpret_cast<TimedLock*>(self); }
 
-PyObject* turn_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+PyObject* timed_lock_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* lock;
   PyObject* holder = nullptr;
   double timeout = 0.0;
   if (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0) {  // to parse them costs as much as the lock
-    PyErr_SetString(PyExc_TypeError, "Turn takes no keyword arguments");
+    PyErr_SetString(PyExc_TypeError, "TimedLock takes no keyword arguments");
     return nullptr;
   }
-  if (!PyArg_ParseTuple(args, "O|dO!:Turn", &lock, &timeout, holder_type, &holder)) return nullptr;
+  if (!PyArg_ParseTuple(args, "O|dO!:TimedLock", &lock, &timeout, holder_type, &holder)) return nullptr;
   PyObject* self = type->tp_alloc(type, 0);
   if (self == nullptr) return nullptr;
   Py_INCREF(lock);
-  as_turn(self)->lock = lock;
+  as_timed_lock(self)->lock = lock;
   Py_XINCREF(holder);
-  as_turn(self)->holder = holder;
-  as_turn(self)->timeout = timeout;
+  as_timed_lock(self)->holder = holder;
+  as_timed_lock(self)->timeout = timeout;
   return self;
 }
 
-int turn_traverse(PyObject* self, visitproc visit, void* arg) {
+int timed_lock_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
-  Py_VISIT(as_turn(self)->lock);
-  Py_VISIT(as_turn(self)->holder);
+  Py_VISIT(as_timed_lock(self)->lock);
+  Py_VISIT(as_timed_lock(self)->holder);
   return 0;
 }
 
-int turn_clear(PyObject* self) {
-  Py_CLEAR(as_turn(self)->lock);
-  Py_CLEAR(as_turn(self)->holder);
+int timed_lock_clear(PyObject* self) {
+  Py_CLEAR(as_timed_lock(self)->lock);
+  Py_CLEAR(as_timed_lock(self)->holder);
   return 0;
 }
 
-void turn_dealloc(PyObject* self) {
+void timed_lock_dealloc(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   PyObject_GC_UnTrack(self);
-  turn_clear(self);
+  timed_lock_clear(self);
   type->tp_free(self);
   Py_DECREF(type);
 }
@@ -129,33 +129,33 @@ PyObject* acquire(PyObject* lock, double timeout) {
   return taken;
 }
 
-PyObject* turn_enter(PyObject* self, PyObject*) {
-  Turn* turn = as_turn(self);
-  PyObject* taken = acquire(turn->lock, turn->timeout);
+PyObject* timed_lock_enter(PyObject* self, PyObject*) {
+  TimedLock* self_lock = as_timed_lock(self);
+  PyObject* taken = acquire(self_lock->lock, self_lock->timeout);
   if (taken == nullptr) return nullptr;
-  turn->taken = taken == Py_True;
-  if (turn->taken && turn->holder != nullptr) reinterpret_cast<Holder*>(turn->holder)->thread = PyThread_get_thread_ident();
+  self_lock->taken = taken == Py_True;
+  if (self_lock->taken && self_lock->holder != nullptr) reinterpret_cast<Holder*>(self_lock->holder)->thread = PyThread_get_thread_ident();
   return taken;
 }
 
-PyObject* turn_exit(PyObject* self, PyObject* const*, Py_ssize_t) {
-  Turn* turn = as_turn(self);
-  if (!turn->taken) Py_RETURN_NONE;
-  turn->taken = false;
-  if (turn->holder != nullptr) reinterpret_cast<Holder*>(turn->holder)->thread = 0;
-  return PyObject_CallMethodNoArgs(turn->lock, release_name);
+PyObject* timed_lock_exit(PyObject* self, PyObject* const*, Py_ssize_t) {
+  TimedLock* self_lock = as_timed_lock(self);
+  if (!self_lock->taken) Py_RETURN_NONE;
+  self_lock->taken = false;
+  if (self_lock->holder != nullptr) reinterpret_cast<Holder*>(self_lock->holder)->thread = 0;
+  return PyObject_CallMethodNoArgs(self_lock->lock, release_name);
 }
 
-PyMethodDef turn_methods[] = {{"__enter__", turn_enter, METH_NOARGS, nullptr},
-                              {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(turn_exit)), METH_FASTCALL, nullptr},
+PyMethodDef timed_lock_methods[] = {{"__enter__", timed_lock_enter, METH_NOARGS, nullptr},
+                              {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(timed_lock_exit)), METH_FASTCALL, nullptr},
                               {nullptr, nullptr, 0, nullptr}};
-PyType_Slot turn_slots[] = {{Py_tp_new, reinterpret_cast<void*>(turn_new)},
-                            {Py_tp_dealloc, reinterpret_cast<void*>(turn_dealloc)},
-                            {Py_tp_traverse, reinterpret_cast<void*>(turn_traverse)},
-                            {Py_tp_clear, reinterpret_cast<void*>(turn_clear)},
-                            {Py_tp_methods, turn_methods},
+PyType_Slot timed_lock_slots[] = {{Py_tp_new, reinterpret_cast<void*>(timed_lock_new)},
+                            {Py_tp_dealloc, reinterpret_cast<void*>(timed_lock_dealloc)},
+                            {Py_tp_traverse, reinterpret_cast<void*>(timed_lock_traverse)},
+                            {Py_tp_clear, reinterpret_cast<void*>(timed_lock_clear)},
+                            {Py_tp_methods, timed_lock_methods},
                             {0, nullptr}};
-PyType_Spec turn_spec = {"conveyor._core.Turn", sizeof(Turn), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, turn_slots};
+PyType_Spec timed_lock_spec = {"conveyor._core.TimedLock", sizeof(TimedLock), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, timed_lock_slots};
 
 }  // namespace
 
@@ -172,9 +172,9 @@ void bind_turn(nb::module_& m) {
   if (!holder.is_valid()) nb::raise_python_error();
   holder_type = reinterpret_cast<PyTypeObject*>(nb::object(holder).release().ptr());
   m.attr("Holder") = holder;
-  nb::object type = nb::steal(PyType_FromSpec(&turn_spec));
+  nb::object type = nb::steal(PyType_FromSpec(&timed_lock_spec));
   if (!type.is_valid()) nb::raise_python_error();
-  m.attr("Turn") = type;
+  m.attr("TimedLock") = type;
 }
 
 }  // namespace conveyor

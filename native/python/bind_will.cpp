@@ -11,7 +11,7 @@
 
 namespace conveyor {
 
-// Wakes whoever carries wills out, until it is closed: by an eventfd of its own, by the doorbell of an inbox, or not
+// Wakes whoever carries finalizers out, until it is closed: by an eventfd of its own, by the doorbell of an inbox, or not
 // at all. A forked child wakes nobody.
 class Waker {
  public:
@@ -38,15 +38,15 @@ class Waker {
 };
 
 // Held by the object: with it, it notes `work` by calling `note`, a function in C (the append of a deque).
-struct Will {
+struct Finalizer {
   nb::object note, work;
   std::shared_ptr<Waker> waker;
 
-  Will(nb::object note, nb::object work, std::shared_ptr<Waker> waker) : note(std::move(note)), work(std::move(work)), waker(std::move(waker)) {}
-  Will(const Will&) = delete;
+  Finalizer(nb::object note, nb::object work, std::shared_ptr<Waker> waker) : note(std::move(note)), work(std::move(work)), waker(std::move(waker)) {}
+  Finalizer(const Finalizer&) = delete;
   // Nothing is to be done any more.
   void revoke() { const nb::object dropped = std::move(work); }
-  ~Will() { carry_out(); }
+  ~Finalizer() { carry_out(); }
   void carry_out() noexcept {
     const nb::object left = std::move(work);
     if (!left.is_valid() || !waker->open()) return;
@@ -61,23 +61,23 @@ struct Will {
 
 namespace {
 
-int will_traverse(PyObject* self, visitproc visit, void* arg) {
+int finalizer_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
-  const Will* will = nb::inst_ptr<Will>(self);
-  Py_VISIT(will->note.ptr());
-  Py_VISIT(will->work.ptr());
+  const Finalizer* finalizer = nb::inst_ptr<Finalizer>(self);
+  Py_VISIT(finalizer->note.ptr());
+  Py_VISIT(finalizer->work.ptr());
   return 0;
 }
 
 // In a circle of garbage it is noted before any part of that is cleared: the work would be empty afterwards.
-void will_finalize(PyObject* self) {
-  if (nb::inst_ready(self)) nb::inst_ptr<Will>(self)->carry_out();
+void finalizer_finalize(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<Finalizer>(self)->carry_out();
 }
 
-// No tp_clear: once it is noted a will refers to nothing but the deque.
-PyType_Slot will_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(will_traverse)},
-                            {Py_tp_finalize, reinterpret_cast<void*>(will_finalize)},
+// No tp_clear: once it is noted a finalizer refers to nothing but the deque.
+PyType_Slot finalizer_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(finalizer_traverse)},
+                            {Py_tp_finalize, reinterpret_cast<void*>(finalizer_finalize)},
                             {0, nullptr}};
 
 // The dictionary of a collection that keeps nothing alive (weak.py). Who is called back at an object's end does not keep it:
@@ -137,19 +137,19 @@ void bind_will(nb::module_& m) {
            }, "object"_a, "key"_a, nb::sig("def ref(self, object: object, key: object) -> weakref.ref[Any]"),
            "A weak reference, with whose end ``key`` is taken out of ``known`` if it, or a tuple that begins with it, is the value there.");
 
-  nb::class_<Waker>(m, "Waker", "Wakes whoever carries wills out, until it is closed; in a forked child it is.")
+  nb::class_<Waker>(m, "Waker", "Wakes whoever carries finalizers out, until it is closed; in a forked child it is.")
       .def("__init__", [](Waker* self) { new (self) Waker(); }, "Wakes nobody: they are carried out at some other occasion.")
       .def("__init__", [](Waker* self, int eventfd) { new (self) Waker(eventfd); }, "eventfd"_a, "By a duplicate of it.")
       .def("__init__", [](Waker* self, const Inbox& inbox) { new (self) Waker(inbox); }, "inbox"_a, "By the bell of that process.")
-      .def("close", &Waker::close, "Wills that end from now on are without effect.");
+      .def("close", &Waker::close, "Finalizers that end from now on are without effect.");
 
-  nb::class_<Will>(m, "Will", nb::type_slots(will_slots),
+  nb::class_<Finalizer>(m, "Finalizer", nb::type_slots(finalizer_slots),
       "What is to be done when the object that holds this is garbage, noted where no bytecode runs.")
-      .def("__init__", [](Will* self, nb::object note, nb::object work, std::shared_ptr<Waker> waker) {
-             new (self) Will(std::move(note), std::move(work), std::move(waker));
+      .def("__init__", [](Finalizer* self, nb::object note, nb::object work, std::shared_ptr<Waker> waker) {
+             new (self) Finalizer(std::move(note), std::move(work), std::move(waker));
            }, "note"_a, "work"_a, "waker"_a, nb::sig("def __init__(self, note: Callable[[Any], object], work: Any, waker: Waker) -> None"),
            "At its end it calls ``note(work)``, which is to be a function in C (the ``append`` of a deque), and wakes.")
-      .def("revoke", &Will::revoke, "Nothing is to be done any more.");
+      .def("revoke", &Finalizer::revoke, "Nothing is to be done any more.");
 }
 
 }  // namespace conveyor

@@ -159,7 +159,7 @@ Encoded::~Encoded() {
     nb::object result;
     if (numbers.is_valid())
       result = nb::steal(count == 0 ? PyObject_CallMethod(sent.ptr(), "undo", "O", meta.ptr())
-                                    : PyObject_CallMethod(sent.ptr(), "unclaimed", "OO", meta.ptr(), numbers.ptr()));
+                                    : PyObject_CallMethod(sent.ptr(), "withdraw_borrows", "OO", meta.ptr(), numbers.ptr()));
     if (!result.is_valid()) {
       PyErr_WriteUnraisable(sent.ptr());
       forget_notes(sent);

@@ -272,7 +272,7 @@ nb::object Gate::find(uint64_t number, size_t i, uint64_t since) {
       if (reader.ring.front()->kind == Kind::kError && hear()) return find(number, i, since);
       if (too_early(number, reader.ring.front()->kind)) return nb::object();
       const uint64_t before = reader.bytes;
-      nb::object value = reader.receive_kept();
+      nb::object value = reader.receive_snapshot();
       if (!value.is_valid()) return find(number, i, since);  // somebody has stashed it meanwhile
       const uint64_t began = taking(number, i, since);
       taken(number, i, began, reader.bytes - before, began != 0 && nb::isinstance<ErrorFrame>(value));
@@ -296,7 +296,7 @@ void Gate::hand(uint64_t number, size_t i, nb::object value) {
   spare_hand_ = std::move(placed.node);
 }
 
-bool Gate::settled(uint64_t number, size_t i) {
+bool Gate::resolved(uint64_t number, size_t i) {
   if (handed_.empty()) return false;
   auto found = handed_.find({number, i});
   if (found == handed_.end()) return false;
@@ -307,7 +307,7 @@ bool Gate::settled(uint64_t number, size_t i) {
 
 void Gate::drop(uint64_t number, size_t i) {
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
-  if (settled(number, i)) return;
+  if (resolved(number, i)) return;
   if (recorder_) requested_since_[i].erase(number);
   if (failures_ && failures_->has(number, i)) {  // a frame that is to come is dropped anyway
     note_unseen(number, failures_->error_of(number));

@@ -87,9 +87,9 @@ class Gate {
   // The same by a `get` that has waited since then (`waits_since`).
   nb::object take(uint64_t number, size_t reader, uint64_t since);
   // For a result on its way through Python code: a signal handler may raise there before it is kept
-  // anywhere. It can be taken again until it is settled; `settled` is false if there was none.
+  // anywhere. It can be taken again until it is resolved; `resolved` is false if there was none.
   void hand(uint64_t number, size_t reader, nb::object value);
-  bool settled(uint64_t number, size_t reader);
+  bool resolved(uint64_t number, size_t reader);
   // Before a result is taken that is to be handed: `hand` cannot fail then.
   void make_hand() {
     if (!spare_hand_.empty()) return;
@@ -134,7 +134,7 @@ class Gate {
   void submission_ends(uint64_t number, uint64_t began);
   uint64_t taking(uint64_t number, size_t reader, uint64_t since);
   void taken(uint64_t number, size_t reader, uint64_t began, uint64_t bytes, bool failed);
-  // The invariant of a result on this side: from when its frame comes until its ref is settled it is in the
+  // The invariant of a result on this side: from when its frame comes until its ref is resolved it is in the
   // ring, in the stash or handed. So whoever could not read it may ask again, also where others had to get by.
   void stash_front(size_t reader);
   void stash_broken(size_t reader);

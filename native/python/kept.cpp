@@ -134,7 +134,7 @@ bool keeps_surely(nb::handle keeper, std::vector<Frame>& frames) {
 
 void outlive_all() { outlives_all.store(fork_generation.load(std::memory_order_relaxed), std::memory_order_relaxed); }
 
-void let_go_of_kept() {
+void release_held() {
   Kept* node = aside.exchange(nullptr, std::memory_order_acquire);
   while (node != nullptr) {
     const std::unique_ptr<Kept> one(node);
@@ -143,7 +143,7 @@ void let_go_of_kept() {
   }
 }
 
-bool KeptWait::wait() {
+bool ReleaseWait::wait() {
   const uint64_t now = now_ns();
   if (now - returned_ns_ < kPauseNs) {
     const timespec pause = to_timespec(returned_ns_ + kPauseNs - now);
@@ -164,7 +164,7 @@ bool KeptWait::wait() {
   }
 }
 
-bool KeptWait::stop() {
+bool ReleaseWait::stop() {
   const bool goes_on = not_aside.load(std::memory_order_seq_cst) != 0;
   goes_on_.store(goes_on, std::memory_order_seq_cst);
   stopped_.store(1, std::memory_order_seq_cst);

@@ -29,7 +29,7 @@ bool keeps_surely(const Frame& frame);
 // This process is the driver's: a session ends with it.
 void outlive_all();
 // Let go of what has been put aside. With the GIL; runs any code, and needs no memory.
-void let_go_of_kept();
+void release_held();
 
 // Text of the directory's, as Python has it.
 struct LastingText {
@@ -57,7 +57,7 @@ class Lingers {
 };
 
 // A thread that waits for something to be put aside. There may be any number of them.
-class KeptWait {
+class ReleaseWait {
  public:
   // Until something has been put aside. False: stop() was called, now or before, and nothing is kept that was then.
   // Without the GIL.

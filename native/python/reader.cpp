@@ -238,7 +238,7 @@ nb::object Reader::receive_or_leave() {
   return value;
 }
 
-nb::object Reader::receive_kept() {
+nb::object Reader::receive_snapshot() {
   check_owner(fork_);
   const uint64_t number = ring.next();
   try {

@@ -39,7 +39,7 @@ class Reader : public Receiver {
   bool decodes_natively() const { return is_native(read_once(*ring.front())) && !front_; }
   // What stands for the next frame's value (`keep`), its definitions learnt and its claims made good. If this throws, the frame is
   // still there, unless it is not valid. Invalid if Python code that ran meanwhile has taken the frame.
-  nb::object receive_kept();
+  nb::object receive_snapshot();
   // Learn the next frame's definitions, since frames behind it may be decoded first; or if nobody will
   // ever decode it, let go of what it holds too. If this throws, the frame is still there. False if Python
   // code that ran meanwhile has taken it.

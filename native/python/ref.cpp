@@ -119,13 +119,13 @@ RefCore::~RefCore() {
   if (last) gate->gate->abandon(uint64_t(number));
 }
 
-void RefCore::settle(nb::object value) {
+void RefCore::resolve(nb::object value) {
   // It holds the refs from now on: what refers to each other over a snapshot could never be collected.
   if (nb::inst_check(value) && nb::isinstance<Snapshot>(value))
     if (nb::object& refs = nb::inst_ptr<Snapshot>(value)->refs; refs.is_valid()) std::swap(inner, refs);
   // What it replaces may run any code when it goes: last.
   std::swap(outcome, value);
-  if (gate != nullptr && number >= 0) gate->gate->settled(uint64_t(number), reader);
+  if (gate != nullptr && number >= 0) gate->gate->resolved(uint64_t(number), reader);
 }
 
 void RefCore::join(RefCore& other) {
@@ -136,18 +136,18 @@ void RefCore::join(RefCore& other) {
   next = &other;
 }
 
-bool RefCore::claim(const void* by) {
-  if (claimed) {
+bool RefCore::begin_resolve(const void* by) {
+  if (resolver) {
     contended = true;
     return false;
   }
-  claimed = by;
+  resolver = by;
   return true;
 }
 
-bool RefCore::unclaim(const void* by) {
-  if (claimed != by) return false;
-  claimed = nullptr;
+bool RefCore::end_resolve(const void* by) {
+  if (resolver != by) return false;
+  resolver = nullptr;
   if (!std::exchange(contended, false)) return false;
   if (gate == nullptr) return true;
   gate->inbox->process_table()->notify(gate->inbox->slot(), kAttentionBit);

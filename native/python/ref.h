@@ -58,13 +58,13 @@ class RefCore {
   RefCore(const RefCore&) = delete;
   RefCore& operator=(const RefCore&) = delete;
 
-  // Take the right to settle this ref; false if somebody else has it. Whoever has it ends with `unclaim`, which wakes
+  // Take the right to resolve this ref; false if somebody else has it. Whoever has it ends with `end_resolve`, which wakes
   // those who were refused, and does nothing for others: so it can be called by who does not know whether he has. True
   // if it cannot wake them, as there is no gate.
-  bool claim(const void* by);
-  bool unclaim(const void* by);
+  bool begin_resolve(const void* by);
+  bool end_resolve(const void* by);
   // `value` is the outcome, and need not be found again.
-  void settle(nb::object value);
+  void resolve(nb::object value);
   // `other` is a result of the same execution. They know each other as long as they live, and keep
   // nobody alive: the GIL guards the ring that they form.
   void join(RefCore& other);
@@ -74,12 +74,12 @@ class RefCore {
   Gated* gate;
   int64_t number;  // -1: not submitted
   size_t reader;
-  nb::object outcome;  // invalid: not settled
+  nb::object outcome;  // invalid: not resolved
   nb::object inner;    // the refs that the value refers to, held as long as the frame is
   nb::object targets;  // what its value is to be received into; invalid: nothing
   uint64_t looked = 0;  // the last look at several in which it was one
   uint32_t passed = 0;  // to whom it was passed, in words of Python's
-  const void* claimed = nullptr;  // who has; only to be compared
+  const void* resolver = nullptr;  // who has; only to be compared
   bool contended = false;
   PyObject* self = nullptr;  // where there are siblings
   RefCore* previous = this;

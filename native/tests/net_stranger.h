@@ -27,7 +27,7 @@ struct Stranger {
     std::memcpy(message + sizeof prefix, &value, sizeof value);
     say(message, sizeof message);
   }
-  void greet(uint64_t instance = 5) { say(net::What::kHello, net::Hello{net::kHelloMagic, net::kWireVersion, 1, instance}); }
+  void handshake(uint64_t instance = 5) { say(net::What::kHandshake, net::Handshake{net::kHandshakeMagic, net::kWireVersion, 1, instance}); }
   bool lost() {
     return host.wait(0, [&] { return host.process_table->gone(1, 1); }, 60 * kSecond);
   }

@@ -18,7 +18,7 @@ struct Closer : Stranger {
   Closer() { begin(0); }
   // A connection is there, over which it wants frames from there on.
   void begin(uint64_t have) {
-    greet();
+    handshake();
     struct {
       OpenHead head;
       OpenEntry entry;
@@ -30,7 +30,7 @@ struct Closer : Stranger {
     own = std::move(ours);
     heard.clear();
     host.pump->connect(std::move(theirs), 1);
-    greet();
+    handshake();
   }
   // Of the ring that leads to it it has had so many, and has the segment no more.
   void close(uint64_t have) {

@@ -115,7 +115,7 @@ void cut_again_and_again(uint64_t frames, size_t sizes, const std::function<uint
 
 TEST(a_connection_may_be_cut_at_every_byte) {
   uint64_t at = 0;
-  // The greeting, what opens a segment, heads and bodies, credits.
+  // The handshake, what opens a segment, heads and bodies, credits.
   cut_again_and_again(60, 6, [&] { return at++ * 7 % 2'000 + 1; }, 1);
 }
 TEST(connections_are_cut_at_random_while_large_frames_come) {
@@ -206,7 +206,7 @@ TEST(a_host_that_stays_away_is_dead) {
 TEST(a_host_whose_connection_breaks_is_dead_after_the_window) {
   const uint64_t window = 5 * kSecond;  // enough to look at it before it is over, though others have the cores
   Stranger s(window);
-  s.greet();
+  s.handshake();
   CHECK(check::soon([&] { return s.host.pump->connected(1); }));
   const uint64_t start = now_ns();
   s.own.reset();
@@ -223,7 +223,7 @@ TEST(a_host_whose_connection_breaks_is_dead_after_the_window) {
 // As with a host that has given this one up: it still lets in who connects, and hangs up at once.
 TEST(a_host_is_dead_after_the_window_though_it_can_be_connected_to) {
   Stranger s(kSecond);
-  s.greet();
+  s.handshake();
   CHECK(check::soon([&] { return s.host.pump->connected(1); }));
   s.own.reset();
   CHECK(check::soon([&] {
@@ -242,7 +242,7 @@ TEST(a_host_is_dead_after_the_window_though_it_can_be_connected_to) {
 // Who connects again is told of each connection that breaks, also of one that was never seen to be whole.
 TEST(a_connection_that_breaks_at_once_is_told_of) {
   Stranger s;
-  s.greet();
+  s.handshake();
   CHECK(check::soon([&] { return s.host.pump->connected(1); }));
   s.own.reset();
   for (int i = 0; i < 20; ++i) {
@@ -265,7 +265,7 @@ TEST(the_processes_of_a_host_that_is_given_up_are_dead_at_once) {
 
 TEST(a_silent_host_is_dead_after_the_window) {
   Stranger s(kSecond);
-  s.greet();
+  s.handshake();
   CHECK(s.lost());
 }
 
@@ -275,7 +275,7 @@ TEST(a_silent_connection_is_broken_after_three_words_that_did_not_come) {
   uint64_t took = window;
   for (int i = 0; i < 5 && took > window * 7 / 10; ++i) {
     Stranger s(window);
-    s.greet();
+    s.handshake();
     CHECK(check::soon([&] { return s.host.pump->connected(1); }));
     const uint64_t start = now_ns();
     CHECK(check::soon([&] {
@@ -292,7 +292,7 @@ TEST(a_silent_connection_is_broken_after_three_words_that_did_not_come) {
 // As where the network ends in the middle of a large frame: what is to be sent waits in the kernel, and nothing comes.
 TEST(a_host_that_is_silent_while_a_large_frame_goes_to_it_is_dead_after_the_window) {
   Stranger s(kSecond);
-  s.greet();
+  s.handshake();
   struct {
     OpenHead head;
     OpenEntry entry;
@@ -334,7 +334,7 @@ TEST(a_connection_ends_though_a_forked_child_has_a_copy_of_it) {
 TEST(a_pump_sleeps_though_a_forked_child_has_a_copy_of_its_broken_connection) {
   const uint64_t window = 2 * kSecond;
   Stranger s(window);
-  s.greet();
+  s.handshake();
   CHECK(check::soon([&] { return s.host.pump->connected(1); }));
   check::Child holds([] {
     for (;;) ::pause();
@@ -361,12 +361,12 @@ TEST(a_pump_sleeps_though_a_forked_child_has_a_copy_of_its_broken_connection) {
 
 TEST(another_pump_in_the_place_of_one_is_not_taken_for_it) {
   Stranger s;
-  s.greet(5);
+  s.handshake(5);
   CHECK(check::soon([&] { return s.host.pump->connected(1); }));
   auto [ours, theirs] = socket_pair();
   s.own = std::move(ours);
   s.host.pump->connect(std::move(theirs), 1);
-  s.greet(6);
+  s.handshake(6);
   CHECK(s.lost());
 }
 

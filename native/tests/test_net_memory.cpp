@@ -26,9 +26,9 @@ void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
-// What a pump meets in a day. The other host says nothing but its greeting, and that a process of it has died.
+// What a pump meets in a day. The other host says nothing but its handshake, and that a process of it has died.
 void day(Stranger& s, bool greets) {
-  if (greets) s.greet();
+  if (greets) s.handshake();
   s.host.process_table->notify(1, 3);
   s.host.process_table->notify(1, 9);
   s.host.process_table->notify(1, kAttentionBit);

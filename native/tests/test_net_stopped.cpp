@@ -24,7 +24,7 @@ TEST(a_process_that_is_stopped_right_after_a_connection_broke_waits_for_another_
   REQUIRE(registered == 0);
   const uint64_t window = kSecond;
   Stranger s(window);
-  s.greet();
+  s.handshake();
   CHECK(check::soon([&] { return s.host.pump->connected(1); }));
   ::usleep(50'000);  // the pump sleeps, and so needs no lock before it has heard of the end
   uint64_t goes_on = 0;

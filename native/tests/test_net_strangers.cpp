@@ -8,7 +8,7 @@ namespace {
 
 void refused(const std::function<void(Stranger&)>& says) {
   Stranger s(600 * kSecond);  // it is not its silence that it is lost for
-  s.greet();
+  s.handshake();
   says(s);
   CHECK(s.lost());
 }
@@ -47,7 +47,7 @@ constexpr size_t kLarge = kMiB;  // more than a socket takes
 // again, or nothing at all if that is not `sent`.
 void refused_again(uint64_t have, const std::function<void(Stranger&)>& says, bool sent = true) {
   Stranger s(600 * kSecond);
-  s.greet();
+  s.handshake();
   const auto sender = s.host.sender(kId, {{1, {0}}, {0, {1}}}, 1);
   for (uint64_t n = 0; n < 2; ++n) send(s.host, 0, *sender, n, kLarge);
   s.say(What::kOpen, Opens{{2, 1}, {1, 1, 0, 0}});
@@ -59,7 +59,7 @@ void refused_again(uint64_t have, const std::function<void(Stranger&)>& says, bo
   auto [ours, theirs] = socket_pair();
   s.own = std::move(ours);
   s.host.pump->connect(std::move(theirs), 1);
-  s.greet();
+  s.handshake();
   s.say(What::kOpen, Opens{{2, 1}, {1, 1, have, 0}});
   if (sent) hear_until(s, [](const Prefix& p) { return p.what == What::kChunk; });
   says(s);
@@ -75,7 +75,7 @@ TEST(who_does_not_greet_is_lost) {
 }
 TEST(who_speaks_another_protocol_is_lost) {
   Stranger s;
-  s.say(What::kHello, Hello{kHelloMagic, kWireVersion + 1, 1, 5});
+  s.say(What::kHandshake, Handshake{kHandshakeMagic, kWireVersion + 1, 1, 5});
   CHECK(s.lost());
 }
 TEST(who_says_what_makes_no_sense_is_lost) {
@@ -83,7 +83,7 @@ TEST(who_says_what_makes_no_sense_is_lost) {
     return FrameHead{ring, kind, kBytes, number, 0, flags, in_slot, size, block};
   };
   refused([](Stranger& s) { s.say(What(99), uint64_t(0)); });
-  refused([](Stranger& s) { s.say(What::kHello, Hello{kHelloMagic, kWireVersion, 1, 5}); });
+  refused([](Stranger& s) { s.say(What::kHandshake, Handshake{kHandshakeMagic, kWireVersion, 1, 5}); });
   refused([](Stranger& s) { s.say(What::kHave, uint64_t(0)); });
   refused([](Stranger& s) { s.say(What::kHave, Have{0, 0, 0}); });
   refused([](Stranger& s) { s.say(What::kHave, Have{1, 0, 7}); });
@@ -162,7 +162,7 @@ TEST(random_bytes_end_a_host_and_nothing_else) {
   check::Random random(7);
   for (int round = 0; round < 40; ++round) {
     Stranger s;
-    s.greet();
+    s.handshake();
     // Whole prefixes of known kinds, now and then, so that it gets further than the first word.
     for (int i = 0; i < 200; ++i) {
       char bytes[256];
@@ -182,7 +182,7 @@ TEST(what_comes_behind_a_farewell_is_not_read) {
   Stranger s;
   auto [ours, theirs] = socket_pair();
   s.own = std::move(ours);
-  s.greet();
+  s.handshake();
   const Prefix bye{What::kBye, 0, 0, 0};
   s.say(&bye, sizeof bye);
   const std::vector<char> more(100 * kKiB);
@@ -194,7 +194,7 @@ TEST(what_comes_behind_a_farewell_is_not_read) {
 // It has heard of more over a connection that broke than it was told again over the next one so far.
 TEST(what_was_heard_over_a_connection_before_is_no_lie) {
   Stranger s;
-  s.greet();
+  s.handshake();
   constexpr uint64_t kFrames = 40;
   const auto receiver = s.host.receiver(kId, {{1, {0}}, {0, {1}}}, 0, 0);
   for (uint64_t n = 0; n < kFrames; ++n) {
@@ -207,8 +207,8 @@ TEST(what_was_heard_over_a_connection_before_is_no_lie) {
   auto [ours, theirs] = socket_pair();
   s.own = std::move(ours);
   const struct {
-    Prefix hello{What::kHello, 0, sizeof(Hello), 0};
-    Hello says{kHelloMagic, kWireVersion, 1, 5};
+    Prefix handshake{What::kHandshake, 0, sizeof(Handshake), 0};
+    Handshake says{kHandshakeMagic, kWireVersion, 1, 5};
     Prefix heard{What::kHeard, 0, sizeof(Heard), 0};
     Heard frames{kFrames};
     Prefix clock{What::kClock, 0, sizeof(Clock), 0};
@@ -243,7 +243,7 @@ TEST(a_frame_that_an_error_has_stood_for_is_not_sent_over_the_next_connection_ei
     OpenEntry entry;
   } const open = {{2, 1}, {1, 1, 0, 0}};
   for (int i = 0; i < 2; ++i) {
-    s.greet();
+    s.handshake();
     s.say(What::kOpen, open);
     bool stands_in = false;
     hear_until(s, [&](const Prefix& p) {

@@ -55,14 +55,14 @@ _MEANT = (ConveyorError, TypeError, ValueError)
 def trimmed(error: ErrorT) -> ErrorT:
     """Return ``error`` without the library's frames in its traceback. Whoever raises it adds one."""
     if isinstance(error, _MEANT):
-        kept = []
+        users = []
         at = error.__traceback__
         while at is not None:
             if not at.tb_frame.f_code.co_filename.startswith(_OURS):
-                kept.append(at)
+                users.append(at)
             at = at.tb_next
         below: TracebackType | None = None
-        for one in reversed(kept):
+        for one in reversed(users):
             below = TracebackType(below, one.tb_frame, one.tb_lasti, one.tb_lineno)
         error.__traceback__ = below
     return error

@@ -246,7 +246,7 @@ class End:
     def _begin(self) -> None:
         """This end is about to be used for the first time: from then on the other one may be."""
 
-    def _open(self, meeting: ChannelPeer) -> None:
+    def _open(self, peer: ChannelPeer) -> None:
         """Open this end, since the process at the other end is known."""
         raise NotImplementedError
 
@@ -254,7 +254,7 @@ class End:
         """This end is closed."""
         raise NotImplementedError
 
-    def _settled(self) -> bool:
+    def _would_end(self) -> bool:
         """Whether an attempt would end, now that both have met: by doing it or by an error."""
         raise NotImplementedError
 
@@ -287,24 +287,24 @@ class End:
             self._begin()
         runtime, number = self._runtime, self._number
         there = self._partner
-        meeting = runtime.broker.meet(number, self._side, there is not None)
-        if meeting is None:
+        peer = runtime.broker.meet(number, self._side, there is not None)
+        if peer is None:
             return False
         if there is not None:
             there._used = True
         try:
-            self._here = ClosedWord(meeting.segment, self._side)
-            self._there = ClosedWord(meeting.segment, other(self._side))
-            self._open(meeting)
+            self._here = ClosedWord(peer.segment, self._side)
+            self._there = ClosedWord(peer.segment, other(self._side))
+            self._open(peer)
             # Without the view: who holds an end keeps no arena of a session that has ended.
-            self._peer = replace(meeting, view=None)
+            self._peer = replace(peer, view=None)
             self._runtime.process.hangs_up(self)
         except BaseException:
             # The channel is not introduced again: the other end is told.
             self._closed = True
-            ClosedWord(meeting.segment, self._side).mark()
-            self._runtime.process.process_table.notify(meeting.slot, _core.ATTENTION_BIT)
-            if meeting.spread:
+            ClosedWord(peer.segment, self._side).mark()
+            self._runtime.process.process_table.notify(peer.slot, _core.ATTENTION_BIT)
+            if peer.spread:
                 runtime.cleanup.soon(partial(runtime.broker.close, number, self._side))
             raise
         if self._closed:  # by a finalizer, in the midst of this
@@ -319,22 +319,22 @@ class End:
             raise ending.error()
 
     @property
-    def unmet(self) -> bool:
+    def pending(self) -> bool:
         """Whether this end reads values of a process that is still unknown."""
         return False
 
     def hang_up(self) -> None:
         """Tell the process at the other end, if it is known, that nothing more is done at this one."""
-        meeting, here = self._peer, self._here
-        if meeting is not None and here is not None:
+        peer, here = self._peer, self._here
+        if peer is not None and here is not None:
             here.mark(self._sent)
-            self._runtime.process.process_table.notify(meeting.slot, _core.ATTENTION_BIT)
+            self._runtime.process.process_table.notify(peer.slot, _core.ATTENTION_BIT)
 
     @property
     def _driver_knows(self) -> bool:
         """Whether the driver has to be told that this end is closed."""
-        meeting = self._peer
-        return meeting is None or meeting.spread
+        peer = self._peer
+        return peer is None or peer.spread
 
     @property
     def _sent(self) -> int:
@@ -344,18 +344,18 @@ class End:
     @property
     def _gone(self) -> bool:
         """Whether the process at the other end is no more."""
-        meeting = self._peer
-        assert meeting is not None
-        return self._runtime.process.process_table.gone(meeting.slot, meeting.incarnation)
+        peer = self._peer
+        assert peer is not None
+        return self._runtime.process.process_table.gone(peer.slot, peer.incarnation)
 
     def _closed_there(self) -> ChannelClosedError:
         return closed_error(self._number, other(self._side))
 
     def _death(self) -> Exception:
         """Return the error for the death of the process at the other end."""
-        meeting = self._peer
-        assert meeting is not None
-        return self._runtime.broker.death(meeting)
+        peer = self._peer
+        assert peer is not None
+        return self._runtime.broker.death(peer)
 
     # Waiting
 
@@ -393,7 +393,7 @@ class End:
             if self._peer is None and not self._met:
                 return False
             with self._lock:
-                return self._closed or self._runtime.ending or self._settled()
+                return self._closed or self._runtime.ending or self._would_end()
         except Exception:  # the attempt raises it
             return True
 
@@ -408,11 +408,11 @@ class End:
         raise NotImplementedError
 
     def _doing(self) -> str:
-        meeting = self._peer
-        if meeting is None:
+        peer = self._peer
+        if peer is None:
             return "no process has used it yet"
         process = self._runtime.process
-        return f"{process.process_table.name(meeting.slot)} is {process.describe(meeting.slot)}"
+        return f"{process.process_table.name(peer.slot)} is {process.describe(peer.slot)}"
 
 
 class _InheritedLock:
@@ -510,10 +510,10 @@ class Sender(End, Generic[SentT], side=SENDING):
 
     def statistics(self) -> ChannelStatistics:
         with self._lock:
-            writer, meeting = self._writer, self._peer
-            if writer is None or meeting is None:
+            writer, peer = self._writer, self._peer
+            if writer is None or peer is None:
                 return ChannelStatistics(self._depth, 0, 0, 0)
-            sent, taken = meeting.segment.progress(0)
+            sent, taken = peer.segment.progress(0)
             return ChannelStatistics(self._depth, writer.count, writer.bytes, sent - taken[0])
 
     def _offer(self, value: SentT) -> bool:
@@ -522,7 +522,7 @@ class Sender(End, Generic[SentT], side=SENDING):
         with self._lock:
             self._check()
             # Looked at before what follows: an end says that it is closed, and then makes room.
-            room = self._has_room()
+            has_room = self._has_room()
             if self._closed_at_the_other:
                 raise self._closed_there()
             if self._gone:
@@ -531,7 +531,7 @@ class Sender(End, Generic[SentT], side=SENDING):
             assert writer is not None
             within, self._busy = self._busy, True
             try:
-                return room and writer.send(value, writer.count)
+                return has_room and writer.send(value, writer.count)
             finally:
                 self._busy = within
                 if self._closed:  # meanwhile
@@ -544,7 +544,7 @@ class Sender(End, Generic[SentT], side=SENDING):
             writer.wants_room()
         return writer.has_room
 
-    def _settled(self) -> bool:
+    def _would_end(self) -> bool:
         return self._closed_at_the_other or self._gone or self._has_room()
 
     @property
@@ -557,10 +557,10 @@ class Sender(End, Generic[SentT], side=SENDING):
         writer = self._writer
         return 0 if writer is None else writer.count
 
-    def _open(self, meeting: ChannelPeer) -> None:
-        target = RingEnd(meeting.slot, meeting.incarnation, RESULT_BIT)
+    def _open(self, peer: ChannelPeer) -> None:
+        target = RingEnd(peer.slot, peer.incarnation, RESULT_BIT)
         carries = f"channel {self._number}"
-        self._writer = self._runtime.process.writer(meeting.segment, 0, [target], carries)
+        self._writer = self._runtime.process.writer(peer.segment, 0, [target], carries)
 
     def _let_go(self) -> None:
         """Do nothing: what was sent stays in the channel."""
@@ -670,7 +670,7 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
                 raise self._death()
             return value
 
-    def _settled(self) -> bool:
+    def _would_end(self) -> bool:
         reader = self._reader
         assert reader is not None
         return self._nothing_comes or self._gone or not reader.empty
@@ -683,7 +683,7 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
         return self._there.after(self._reader.count)
 
     @property
-    def unmet(self) -> bool:
+    def pending(self) -> bool:
         """Whether values that have come may lie in the ring before this end is opened; see
         ``runtime.sources.ChannelEnd``."""
         return self._reader is None and not self._closed
@@ -691,16 +691,14 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
     def _begin(self) -> None:
         self._runtime.process.sources.expect(self)
 
-    def _open(self, meeting: ChannelPeer) -> None:
+    def _open(self, peer: ChannelPeer) -> None:
         process, writer = (
             self._runtime.process,
-            RingEnd(meeting.slot, meeting.incarnation, RESULT_BIT),
+            RingEnd(peer.slot, peer.incarnation, RESULT_BIT),
         )
-        assert meeting.view is not None
+        assert peer.view is not None
         carries = f"channel {self._number}"
-        self._reader = process.reader(
-            meeting.segment, 0, 0, writer, meeting.view, carries, shared=False
-        )
+        self._reader = process.reader(peer.segment, 0, 0, writer, peer.view, carries, shared=False)
         process.reads(self)
         process.sources.look()
 

@@ -18,10 +18,10 @@ _forks = 0
 LOOK = 0.04
 
 
-def sleep_for(waiter: threading.Lock, timeout: float | None, looks: bool = True) -> bool:
+def sleep_for(waiter: threading.Lock, timeout: float | None, interruptible: bool = True) -> bool:
     """Sleep until ``waiter``, which is held, is released by another thread, for ``timeout`` seconds at most.
-    Whether it was. ``looks``: raise what another thread throws into this one (``PyThreadState_SetAsyncExc``);
-    a thread of the library's own need not.
+    Whether it was. ``interruptible``: raise what another thread throws into this one
+    (``PyThreadState_SetAsyncExc``); a thread of the library's own need not.
 
     Raises ``RuntimeStateError`` in a child that a signal handler has forked meanwhile.
     """
@@ -31,7 +31,7 @@ def sleep_for(waiter: threading.Lock, timeout: float | None, looks: bool = True)
         left = threading.TIMEOUT_MAX if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         end = _core.monotonic() + left
         woken = False
-        while looks and left > LOOK and not (woken := waiter.acquire(timeout=LOOK)):
+        while interruptible and left > LOOK and not (woken := waiter.acquire(timeout=LOOK)):
             left = end - _core.monotonic()
         if not woken:
             woken = waiter.acquire(timeout=max(left, 0.0))
@@ -93,9 +93,9 @@ class Flag:
         """Clear the flag: those who come from now on wait."""
         self._set = False
 
-    def wait(self, timeout: float | None = None, looks: bool = False) -> bool:
-        """Wait until the flag is set, for ``timeout`` seconds at most. Returns whether it is. ``looks``: see
-        :func:`sleep_for`.
+    def wait(self, timeout: float | None = None, interruptible: bool = False) -> bool:
+        """Wait until the flag is set, for ``timeout`` seconds at most. Returns whether it is.
+        ``interruptible``: see :func:`sleep_for`.
 
         Raises ``RuntimeStateError`` in a child that a signal handler has forked meanwhile.
         """
@@ -108,6 +108,6 @@ class Flag:
             # Looked at once more: it may have been set before the waiter was there to be woken.
             if self.is_set():
                 return True
-            return sleep_for(waiter, timeout, looks) or self._set
+            return sleep_for(waiter, timeout, interruptible) or self._set
         finally:
             self._waiters.remove(waiter)

@@ -31,10 +31,10 @@ KEY_BYTES = 32
 _MAGIC = b"conveyor"
 _SIGNED = struct.Struct("!8sQ16s")  # magic, number, nonce
 _PROOF_BYTES = 32
-_HELLO_BYTES = _SIGNED.size + _PROOF_BYTES
+_REQUEST_BYTES = _SIGNED.size + _PROOF_BYTES
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid: see unix(7)
-#: Connections that have not said hello. With one more, the oldest of them is dropped.
-_UNPROVEN_KEPT = 64
+#: Connections that have sent no request. With one more, the oldest of them is dropped.
+_MAX_UNPROVEN = 64
 #: Connections that are let in at a time, before others are served.
 _AT_ONCE = 16
 
@@ -77,12 +77,12 @@ def prove(
     key: bytes,
     number: int = 0,
     user: int | None = None,
-    attempt: Callable[[Callable[[], Any]], Any] = _at_once,
+    retry: Callable[[Callable[[], Any]], Any] = _at_once,
 ) -> None:
     """Prove this end of a connection to its listener, and have the listener prove itself.
 
     ``number``: whom the listener expects. ``user``: whose process the listener is (default: this user's).
-    ``attempt`` runs a step that may block, and may run it again.
+    ``retry`` runs a step that may block, and may run it again.
 
     Raises:
         UnprovenPeerError: another process has the listener's name, or the listener refuses this one.
@@ -91,14 +91,14 @@ def prove(
     if uid != (os.geteuid() if user is None else user):
         raise UnprovenPeerError(f"the process that listens there is of another user ({uid})")
     signed = _SIGNED.pack(_MAGIC, number, secrets.token_bytes(16))
-    hello = signed + _proof(key, b"connects", signed)
+    request = signed + _proof(key, b"connects", signed)
     answer = b""
     with suppress(BrokenPipeError, ConnectionResetError):
-        attempt(lambda: connection.send(hello, socket.MSG_NOSIGNAL))
-        answer = attempt(lambda: connection.recv(_PROOF_BYTES))
+        retry(lambda: connection.send(request, socket.MSG_NOSIGNAL))
+        answer = retry(lambda: connection.recv(_PROOF_BYTES))
     if not answer:
         raise UnprovenPeerError("it has hung up")
-    if not hmac.compare_digest(answer, _proof(key, b"listens", hello)):
+    if not hmac.compare_digest(answer, _proof(key, b"listens", request)):
         raise UnprovenPeerError("the process that listens there does not know the key")
 
 
@@ -139,7 +139,7 @@ class LocalListener:
             )
             try:
                 self._socket.bind("\0" + name)
-                self._socket.listen(_UNPROVEN_KEPT)
+                self._socket.listen(_MAX_UNPROVEN)
                 self._epoll.register(self._socket, select.EPOLLIN)
             except BaseException:
                 self._socket.close()
@@ -186,7 +186,7 @@ class LocalListener:
             self.strangers += 1
             hang_up(connection)
             return
-        if len(self._unproven) >= _UNPROVEN_KEPT:
+        if len(self._unproven) >= _MAX_UNPROVEN:
             self._drop(next(iter(self._unproven)))
         connection.setblocking(False)
         fd = connection.fileno()
@@ -197,17 +197,17 @@ class LocalListener:
             hang_up(connection)
             return
         self._unproven[fd] = connection
-        self._hear(fd)  # one that belongs here has said hello already
+        self._hear(fd)  # one that belongs here has sent its request already
 
     def _hear(self, fd: int) -> None:
         connection = self._unproven[fd]
         try:
-            hello = connection.recv(_HELLO_BYTES)
+            request = connection.recv(_REQUEST_BYTES)
         except BlockingIOError:
             return
         except OSError:
-            hello = b""
-        number, answer = self._proven(hello)
+            request = b""
+        number, answer = self._proven(request)
         try:
             if not answer or connection.send(answer, socket.MSG_NOSIGNAL) != _PROOF_BYTES:
                 self._drop(fd)
@@ -219,18 +219,18 @@ class LocalListener:
         del self._unproven[fd]
         self._on_peer(connection, number)
 
-    def _proven(self, hello: bytes) -> tuple[int, bytes]:
-        """Return the number that a hello proves, and the answer to the hello. A stranger gets no answer."""
-        if len(hello) != _HELLO_BYTES:
+    def _proven(self, request: bytes) -> tuple[int, bytes]:
+        """Return the number that a request proves, and the answer to it. A stranger gets no answer."""
+        if len(request) != _REQUEST_BYTES:
             return 0, b""
-        signed, proof = hello[: _SIGNED.size], hello[_SIGNED.size :]
+        signed, proof = request[: _SIGNED.size], request[_SIGNED.size :]
         magic, number, _ = _SIGNED.unpack(signed)
         key = self._key_of(number)
         if magic != _MAGIC or key is None:
             return 0, b""
         if not hmac.compare_digest(proof, _proof(key, b"connects", signed)):
             return 0, b""
-        return number, _proof(key, b"listens", hello)
+        return number, _proof(key, b"listens", request)
 
     def _drop(self, fd: int) -> None:
         self.strangers += 1

@@ -223,8 +223,8 @@ def _samples(graphs: Iterable[CompiledGraph] | None) -> Samples:
         read = {graph.get_id(): graph.stats() for graph in graphs}
     else:
         runtime = context.running()
-        accounts: list[GraphInfo] = [] if runtime is None else list(runtime.graphs)
-        read = {graph_id(a.number): read_stats(a) for a in accounts if not a.is_teardown}
+        graph_infos: list[GraphInfo] = [] if runtime is None else list(runtime.graphs)
+        read = {graph_id(a.number): read_stats(a) for a in graph_infos if not a.is_teardown}
     samples: Samples = {}
     for number, stats in sorted(read.items()):
         _add(samples, stats, {"graph": stats.graph, "graph_id": number})

@@ -153,7 +153,7 @@ class Nodes:
 
     def agents(self) -> dict[str, Any]:
         """Those that there are, by their node's id."""
-        known = context.running()._hosts._agents._by_node
+        known = context.running()._engine._agents._by_node
         return {name: host for name, host in list(known.items()) if not host.lost}
 
     def agent_of(self, node: Node) -> Any:

@@ -58,19 +58,19 @@ def _of_agent(its: Any) -> dict[str, Any]:
 def _state(nodes: Nodes) -> dict[str, tuple[Any, Any]]:
     """What there is, and what is due."""
     driver = context.running()
-    abroad, hosts = driver.remote_nodes, driver._hosts
+    abroad, hosts = driver.remote_nodes, driver._engine
     living = [member for member in nodes.members if not member.struck]
     elsewhere = [member for member in living if member.node is not nodes.own]
     exports = driver.exports
     exports.tidy()
     state: dict[str, tuple[Any, Any]] = {
         "processes": (len(hosts._living), len(living)),
-        "proxies": (len(abroad._host_of), len(elsewhere)),
+        "proxies": (len(abroad._node_of), len(elsewhere)),
         "arenas": (len(abroad._arenas), len(elsewhere)),
         "links": (len(abroad._links), len(elsewhere)),
         "abroad": (len(hosts._remote_nodes), len(elsewhere)),
         "pidfds": (_kinds()["anon_inode:[pidfd]"], len(living) - len(elsewhere)),
-        "values with references to them": (exports.kept, 0),
+        "values with references to them": (exports.entry_count, 0),
         "values that are kept": (conveyor.objects(), []),
         "leases": (_core.live_leases(), 0),
         "blocks of the driver": (driver.process.arena.blocks_out, 0),
@@ -91,18 +91,18 @@ def _state(nodes: Nodes) -> dict[str, tuple[Any, Any]]:
 def _processes(nodes: Nodes) -> list[str]:
     """Those that the session knows of, and who of them is a member."""
     known = {member.pid: member for member in nodes.members if not member.struck}
-    living = context.running()._hosts._living.values()
+    living = context.running()._engine._living.values()
     return [f"{one.name} {one.pid}: {known.get(one.pid, 'nobody')}" for one in living]
 
 
 def _held() -> list[str]:
     """The values with references to them: who has one, and who may come with which pickle."""
     exports = context.running().exports
-    readers = exports._tickets._readers
+    readers = exports._borrows._readers
     found = []
     for export, entry in list(exports._entries.items()):
         holders = [getattr(holder, "number", "the driver") for holder in entry.holders]
-        tickets = {ticket: readers.get(ticket, "whoever") for ticket in entry.tickets}
+        tickets = {ticket: readers.get(ticket, "whoever") for ticket in entry.borrow_ids}
         owner = getattr(entry.owner, "number", "the driver")
         came = "has come" if entry.outcome is not None else "is to come"
         found.append(f"{export} of {owner}, {came}: held by {holders}, tickets {tickets}")

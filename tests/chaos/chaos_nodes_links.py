@@ -20,7 +20,7 @@ import msgspec
 
 from conveyor.driver.hosts import Locate, Reach
 from conveyor.engines.ray import agents
-from conveyor.engines.ray.agents import AgentHost
+from conveyor.engines.ray.agents import AgentNode
 
 #: What is read at a time, and is late where a link is slow.
 _PIECE = 1 << 16
@@ -44,7 +44,7 @@ class Links:
 
     def divert(self) -> None:
         """From now on hosts are told of this process."""
-        terms, dial, send = agents.Terms, agents.Agents._dial, AgentHost.send
+        terms, dial, send = agents.Terms, agents.Agents._dial, AgentNode.send
 
         def new_terms(number: int, *said: Any) -> Any:
             made = terms(number, *said)
@@ -55,15 +55,15 @@ class Links:
         def dialled(own: Any, number: int, address: Any, purpose: int) -> Any:
             return dial(own, number, self.front(DRIVER, number, tuple(address)), purpose)
 
-        def sent(host: AgentHost, order: Any) -> Any:
+        def sent(host: AgentNode, order: Any) -> Any:
             if isinstance(order, (Reach, Locate)):
-                front = self.front(host.number, order.host, tuple(order.address))
-                order = type(order)(order.host, front)
+                front = self.front(host.number, order.node, tuple(order.address))
+                order = type(order)(order.node, front)
             return send(host, order)
 
         setattr(agents, "Terms", new_terms)  # noqa: B010 (a class stands there)
         setattr(agents.Agents, "_dial", dialled)  # noqa: B010
-        setattr(AgentHost, "send", sent)  # noqa: B010
+        setattr(AgentNode, "send", sent)  # noqa: B010
 
     def front(self, source: int, target: int, address: tuple[str, int]) -> tuple[str, int]:
         """Where ``source`` finds the one that ``target`` has at ``address``."""

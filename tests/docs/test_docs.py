@@ -290,10 +290,10 @@ INTERNAL = {
     "DAGContext": {"options"},
     "DAGNode": set(),
     "DeviceIpcTransport": {"accepts", "open", "viable"},
-    "GraphRef": {"claim", "parts", "to_send"},
-    "ObjectRef": {"claim", "parts", "to_send"},
+    "GraphRef": {"new_borrow", "parts", "to_send"},
+    "ObjectRef": {"new_borrow", "parts", "to_send"},
     "Session": set(),
-    "StreamRef": {"await_whole", "claim", "gather", "is_whole", "parts", "to_send"},
+    "StreamRef": {"await_whole", "new_borrow", "gather", "is_whole", "parts", "to_send"},
 }
 
 

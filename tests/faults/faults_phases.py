@@ -81,7 +81,7 @@ def tables():
         "processes by number": len(table.pids()),
         "slots": -table.free_slots,
         "graphs": len(driver.deployer),
-        "refs": driver.exports.kept,
+        "refs": driver.exports.entry_count,
         "sockets of requests": driver.dispatcher.served,
     }
     for record in table:
@@ -98,7 +98,7 @@ def wait_until_no_ref_is_kept():
     from conveyor.runtime import context
 
     end = time.monotonic() + WAIT
-    while context.current().exports.kept and time.monotonic() < end:
+    while context.current().exports.entry_count and time.monotonic() < end:
         time.sleep(0.005)
 
 

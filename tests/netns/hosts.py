@@ -100,7 +100,7 @@ class Hosts:
     def reset_connections(self, host: int = 0) -> int:
         """End the connections of other hosts to what the session has on that one, with RST; how many there
         were."""
-        agents = running()._hosts._agents
+        agents = running()._engine._agents
         at = [agents._listener.address, *(one.address for one in agents._by_node.values())]
         port = dict(at)[wire.address(host)]
         ended = self.spaces[host].run(

@@ -53,7 +53,7 @@ class Plain:
 
     def host(self):
         """The pid of the driver that it is with, or asks to let it in."""
-        return attached._host
+        return attached._driver_pid
 
     def left(self):
         """What a session has left in the process."""

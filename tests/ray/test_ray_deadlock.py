@@ -454,7 +454,7 @@ def test_no_false_alarm_in_a_storm_of_nested_calls(take):
 def test_a_connection_that_breaks_meanwhile(take):
     a, b = take("ab")
     pump = inside.pump()
-    host = inside.record_of(b).host.number
+    host = inside.record_of(b).node.number
     over = threading.Event()
 
     def cut():

@@ -324,7 +324,7 @@ def test_a_maker_that_computes_delays_nobody(makers, tmp_path):
 def test_several_on_one_node_cost_one_transfer(makers, monkeypatch, wait_until):
     _, maker, _, _ = makers
     monkeypatch.setattr(fetches, "LINGER", 60.0)
-    bring = fetches.Source.bring
+    bring = fetches.Source.run
 
     def brought(source, flight):
         wait_until(lambda: len(flight.waiting + flight.late) == 4, WAIT)
@@ -335,7 +335,7 @@ def test_several_on_one_node_cost_one_transfer(makers, monkeypatch, wait_until):
     get([other.pid.remote() for other in others])
     before = inside.hosts_memory().transfers
     with monkeypatch.context() as patch:
-        patch.setattr(fetches.Source, "bring", brought)
+        patch.setattr(fetches.Source, "run", brought)
         assert get([other.total.remote(ref) for other in others]) == [total(LARGE)] * 4
     assert inside.hosts_memory().transfers == before + 1
     # They have it still, for others.

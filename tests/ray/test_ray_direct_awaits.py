@@ -13,7 +13,7 @@ import torch
 
 import conveyor
 from conveyor import get
-from conveyor.cluster.fetches import Flight, Source
+from conveyor.cluster.fetches import Fetch, Source
 from conveyor.command.status import find_sessions
 from conveyor.exceptions import ActorDiedError
 from conveyor.testing import hold_transfers
@@ -112,14 +112,14 @@ def test_the_loop_runs_on_while_it_is_on_its_way(actors, monkeypatch):
     """The transfer itself is held back, at the thread that brings it."""
     maker, _ = actors
     ref = made(maker, LARGE)
-    go, begun, bring = threading.Event(), threading.Event(), Source.bring
+    go, begun, bring = threading.Event(), threading.Event(), Source.run
 
     def bring_later(source, flight):
         begun.set()
         assert go.wait(WAIT)
         return bring(source, flight)
 
-    monkeypatch.setattr(Source, "bring", bring_later)
+    monkeypatch.setattr(Source, "run", bring_later)
 
     async def main():
         task = asyncio.ensure_future(_value(ref))
@@ -163,7 +163,7 @@ def test_who_is_cancelled_leaves_nothing_under_way(actors, monkeypatch, wait_unt
         asyncio.run(main())
     finally:
         go.set()
-    wait_until(lambda: not inside.hosts_memory()._flights, WAIT)
+    wait_until(lambda: not inside.hosts_memory()._fetches, WAIT)
     assert inside.hosts_memory().transfers == before
     assert float(get(ref).double().sum()) == total(LARGE)
 
@@ -205,14 +205,14 @@ def test_a_wait_says_for_what_it_is_and_how_far_it_has_come(actors, monkeypatch,
     near = Reads.options(name="near", **HERE).remote()
     get(near.ready.remote())
     ref = made(maker, LARGE)
-    put, go, held = Flight.put, threading.Event(), threading.Event()
+    put, go, held = Fetch.put, threading.Event(), threading.Event()
 
     def put_and_wait(flight, piece, at):
         put(flight, piece, at)
         held.set()
         assert go.wait(WAIT)
 
-    monkeypatch.setattr(Flight, "put", put_and_wait)
+    monkeypatch.setattr(Fetch, "put", put_and_wait)
     try:
         total_of = near.total.remote(ref)
         assert held.wait(WAIT)
@@ -224,7 +224,7 @@ def test_a_wait_says_for_what_it_is_and_how_far_it_has_come(actors, monkeypatch,
         assert f"on {fetching.node}" in str(status)
         assert f"{fetching.done:,} of {4 * LARGE:,} bytes, since" in str(status)
         (session,) = find_sessions(os.getpid())
-        (member,) = [one for one in session.members if one.status.name == "near"]
+        (member,) = [one for one in session.processes if one.status.name == "near"]
         assert (member.status.fetching.node, member.status.fetching.done) == (
             fetching.node,
             fetching.done,

@@ -82,14 +82,14 @@ def actors(far):
 @pytest.fixture
 def held(monkeypatch):
     """Transfers to this node are held back where they are brought: whether one has begun, and to go on."""
-    go, begun, bring = threading.Event(), threading.Event(), Source.bring
+    go, begun, bring = threading.Event(), threading.Event(), Source.run
 
     def bring_later(source, flight):
         begun.set()
         assert go.wait(WAIT)
         return bring(source, flight)
 
-    monkeypatch.setattr(Source, "bring", bring_later)
+    monkeypatch.setattr(Source, "run", bring_later)
     yield begun, go
     go.set()
 
@@ -146,7 +146,7 @@ def test_cancelled_while_an_argument_comes(actors, held, wait_until):
     with pytest.raises(ExecutionCancelledError):
         get(waiting)
     go.set()
-    wait_until(lambda: not inside.hosts_memory()._flights, WAIT)
+    wait_until(lambda: not inside.hosts_memory()._fetches, WAIT)
 
 
 def test_the_makers_death_ends_the_call(actors, held):
@@ -168,7 +168,7 @@ def test_a_loop_runs_on_while_memory_is_had(actors, monkeypatch):
     ref = made(maker, LARGE)
     go, begun = threading.Event(), threading.Event()
 
-    class LateRoom(remote_status.Room):
+    class LateRoom(remote_status.ReceiveBuffer):
         def __init__(self, *args):
             begun.set()
             assert go.wait(WAIT)
@@ -188,9 +188,9 @@ def test_a_loop_runs_on_while_memory_is_had(actors, monkeypatch):
     def none(*args):
         raise MemoryError("there is none")
 
-    monkeypatch.setattr(remote_status, "Room", LateRoom)
+    monkeypatch.setattr(remote_status, "ReceiveBuffer", LateRoom)
     assert asyncio.run(asyncio.wait_for(main(), WAIT)) == total(LARGE)
-    monkeypatch.setattr(remote_status, "Room", none)
+    monkeypatch.setattr(remote_status, "ReceiveBuffer", none)
     with pytest.raises(MemoryError, match="there is none"):
         asyncio.run(asyncio.wait_for(_value(ref), WAIT))
     monkeypatch.undo()

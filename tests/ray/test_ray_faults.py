@@ -30,7 +30,7 @@ class Place:
 
 
 def hosts():
-    return context.running()._hosts
+    return context.running()._engine
 
 
 def test_what_ray_does_not_answer_holds_up_no_start(rt, monkeypatch):

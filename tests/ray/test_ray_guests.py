@@ -97,7 +97,7 @@ def test_its_farewell_may_be_heard_late(rt, stage, monkeypatch, wait_until):
     from conveyor.driver import driver as attachments
 
     monkeypatch.setattr(attachments, "_LEAVES_WITHIN", 0.0)
-    hosts = context.running()._hosts
+    hosts = context.running()._engine
     attached = conveyor.attach(stage)
     busy, go = threading.Event(), threading.Event()
 

@@ -171,7 +171,7 @@ def test_a_node_that_says_nothing_when_another_one_is_to_meet_it(two_nodes, leav
             assert get(silent.run.remote(1)) == 11
             other, stays = Stage.options(**THERE).remote(100), Stage.options(**HERE).remote(1)
             assert get(other.run.remote(1)) == 101
-            host = inside.record_of(silent).host
+            host = inside.record_of(silent).node
             with stopped(ray.get(host.agent.__ray_call__.remote(lambda self: os.getpid()))):
                 fetches = other.total_into.remote([kept])
                 # Its own node does what else it has to, meanwhile.

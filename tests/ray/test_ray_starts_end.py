@@ -33,7 +33,7 @@ def test_a_start_that_ray_has_not_placed_holds_up_nothing_and_ends_with_who_want
 ):
     with leaves_nothing():
         conveyor.init()
-        hosts = context.running()._hosts
+        hosts = context.running()._engine
         waits = Waits.options(resources={"third": 1}).remote()
         (one,) = hosts._starts._under_way.values()
         actor = one.args[0].handle._actor_id.hex()
@@ -82,7 +82,7 @@ def test_attaching_what_ray_has_not_placed_ends_with_the_session(
         driver = context.running()
         thread = threading.Thread(target=start, daemon=True)
         thread.start()
-        waiting = driver._hosts._starts._under_way if described else driver.table._waiting
+        waiting = driver._engine._starts._under_way if described else driver.table._waiting
         wait_until(lambda: waiting, WAIT)
         conveyor.shutdown()
         thread.join(WAIT)

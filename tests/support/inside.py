@@ -29,7 +29,7 @@ def kept() -> Any:
     gc.collect()
     exports = _runtime().exports
     exports.tidy()
-    return exports.kept
+    return exports.entry_count
 
 
 def known_refs() -> Any:
@@ -82,7 +82,7 @@ def groups_known() -> int:
 
 def awaited_ends() -> int:
     """Count the calls that wait for memory of kept values to be freed."""
-    return len(TABLE._told)
+    return len(TABLE._observers)
 
 
 # Who runs where
@@ -135,7 +135,7 @@ def link_to(actor: Any) -> Any:
 
 def rays_actor(pid: int) -> Any:
     """Return the handle that Ray has given for the process with that number."""
-    (known,) = [one for one in _runtime()._hosts._living.values() if one.pid == pid]
+    (known,) = [one for one in _runtime()._engine._living.values() if one.pid == pid]
     return known.handle
 
 
@@ -168,7 +168,7 @@ def pump() -> Any:
 
 def agents() -> list[Any]:
     """Return the hosts of other nodes that the session knows, as the driver has them."""
-    return list(_runtime()._hosts._agents._by_node.values())
+    return list(_runtime()._engine._agents._by_node.values())
 
 
 def spread_segments() -> set[Any]:
@@ -178,7 +178,7 @@ def spread_segments() -> set[Any]:
 
 def kept_files() -> int:
     """Count the files with values that the driver's node keeps for others to fetch."""
-    return len(_runtime()._hosts._agents._shared_files)
+    return len(_runtime()._engine._agents._shared_files)
 
 
 def hosts_memory() -> Any:

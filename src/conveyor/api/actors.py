@@ -26,12 +26,12 @@ from typing import (
 from conveyor.api.methods import (
     MethodEntry,
     MethodTable,
+    all_by_value,
     check_enabled,
     check_num_returns,
     make_table,
     methods_of,
     signature_of,
-    with_nothing_kept,
 )
 from conveyor.api.options import (
     METHOD_OPTIONS,
@@ -53,8 +53,8 @@ from conveyor.runtime.protocol import (
     ActorSpec,
     MethodInfo,
     NameTakenError,
+    ResultSpec,
     Retries,
-    Returns,
     Runtime,
 )
 from conveyor.typevars import InstanceT, P, ResultT, Unpack
@@ -177,18 +177,18 @@ class ActorMethod(Generic[P, ResultT]):
     """A method of an actor: ``remote`` calls it now, ``bind`` makes it a task of a graph. It can be sent to
     other actors, as the handle can."""
 
-    __slots__ = ("_entry", "_handle", "_retries", "_returns")
+    __slots__ = ("_entry", "_handle", "_result_spec", "_retries")
 
     def __init__(
         self,
         handle: ActorHandle,
         entry: MethodEntry,
-        returns: Returns | None = None,
+        result_spec: ResultSpec | None = None,
         retries: Retries | None = _UNCHANGED,
     ) -> None:
         self._handle = handle
         self._entry = entry
-        self._returns: Returns = entry.returns if returns is None else returns
+        self._result_spec: ResultSpec = entry.result_spec if result_spec is None else result_spec
         self._retries = entry.info.retries if retries is _UNCHANGED else retries
 
     @takes_refs
@@ -213,34 +213,36 @@ class ActorMethod(Generic[P, ResultT]):
             info = self._entry.info
             retries = self._retries
             if retries is not None and retries.most and not info.is_generator:
-                count = count_of(self._returns)
+                count = count_of(self._result_spec)
                 tried: ResultT = call_with_retries(
                     runtime, handle._id, info.name, self._try, count, retries, args, kwargs
                 )
                 return tried
             if info.received:
-                args, kwargs = self._entry.unread(args, kwargs)  # type: ignore[assignment]
+                args, kwargs = self._entry.with_deferred(args, kwargs)  # type: ignore[assignment]
             started: ResultT
-            returns = self._returns
-            if type(returns) is tuple:
-                check_has_transport(handle, returns[1])
-            if info.is_generator and count_of(returns) == 1:
+            result_spec = self._result_spec
+            if type(result_spec) is tuple:
+                check_has_transport(handle, result_spec[1])
+            if info.is_generator and count_of(result_spec) == 1:
                 name, is_async = info.name, info.is_async
-                started = runtime.stream(handle._id, name, is_async, args, kwargs, OPEN, returns)
+                started = runtime.stream(
+                    handle._id, name, is_async, args, kwargs, OPEN, result_spec
+                )
             else:
-                started = runtime.call(handle._id, info.name, args, kwargs, returns)
+                started = runtime.call(handle._id, info.name, args, kwargs, result_spec)
             return started
         except Exception as error:
             raise trimmed(error)  # noqa: B904
 
     def _try(self, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> Any:
         """Call the method once. ``again``: an earlier try has failed."""
-        handle, info, returns = self._handle, self._entry.info, self._returns
+        handle, info, result_spec = self._handle, self._entry.info, self._result_spec
         if info.received:
-            args, kwargs = self._entry.unread(args, kwargs)
-        if type(returns) is tuple:
-            check_has_transport(handle, returns[1])
-        return handle._runtime.call(handle._id, info.name, args, kwargs, returns, METHOD, again)
+            args, kwargs = self._entry.with_deferred(args, kwargs)
+        if type(result_spec) is tuple:
+            check_has_transport(handle, result_spec[1])
+        return handle._runtime.call(handle._id, info.name, args, kwargs, result_spec, METHOD, again)
 
     @overload
     def bind(
@@ -266,8 +268,8 @@ class ActorMethod(Generic[P, ResultT]):
             args,
             kwargs,
             signature=self._entry.info.signature,
-            num_returns=count_of(self._returns),
-            stays=self._returns[1:] if isinstance(self._returns, tuple) else None,
+            num_returns=count_of(self._result_spec),
+            by_reference=self._result_spec[1:] if isinstance(self._result_spec, tuple) else None,
             generator=self._entry.info.is_generator,
             by_decorator=self._entry.info.by_decorator,
             is_async=self._entry.info.is_async,
@@ -326,7 +328,7 @@ class ActorMethod(Generic[P, ResultT]):
                 f"unknown method option {name!r}; known are max_task_retries, num_returns, "
                 "retry_exceptions, snapshot, tensor_transport"
             )
-        before = self._returns
+        before = self._result_spec
         if num_returns is None:
             count = count_of(before)
         else:
@@ -340,14 +342,14 @@ class ActorMethod(Generic[P, ResultT]):
             snapshot = snapshot or snapshot_before
         else:
             transport = check_transport(tensor_transport)
-            if transport is not None and not self._entry.info.may_stay:
+            if transport is not None and not self._entry.info.allows_by_reference:
                 raise ValueError(
                     f"{self._handle._id.name}.{self._entry.info.name} cannot have a tensor_transport: the "
                     "actor was made with enable_tensor_transport=False"
                 )
         check_snapshot(snapshot, transport)
-        returns = count if transport is None else (count, transport, snapshot)
-        return ActorMethod(self._handle, self._entry, returns, retries)
+        result_spec = count if transport is None else (count, transport, snapshot)
+        return ActorMethod(self._handle, self._entry, result_spec, retries)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         name = self._entry.info.name
@@ -372,8 +374,8 @@ class ActorMethod(Generic[P, ResultT]):
     def __hash__(self) -> int:
         return hash(self._key())
 
-    def _key(self) -> tuple[ActorHandle, str, Returns, Retries | None]:
-        return self._handle, self._entry.info.name, self._returns, self._retries
+    def _key(self) -> tuple[ActorHandle, str, ResultSpec, Retries | None]:
+        return self._handle, self._entry.info.name, self._result_spec, self._retries
 
     # It never changes either.
     def __copy__(self) -> ActorMethod[P, ResultT]:
@@ -467,10 +469,10 @@ def _kind_of(entry: MethodEntry) -> type[ActorMethod]:
 
 
 def _unpickle_method(
-    handle: ActorHandle, name: str, returns: Returns, retries: Retries | None
+    handle: ActorHandle, name: str, result_spec: ResultSpec, retries: Retries | None
 ) -> ActorMethod:
     method: ActorMethod = getattr(handle, name)
-    return ActorMethod(handle, method._entry, returns, retries)
+    return ActorMethod(handle, method._entry, result_spec, retries)
 
 
 def _no_method(handle: ActorHandle, name: str) -> str:
@@ -566,7 +568,7 @@ class ActorClass(Generic[T]):
     def _methods(self) -> Mapping[str, MethodInfo]:
         options = self._options
         methods = with_default(methods_of(self.__wrapped__), options.max_task_retries)
-        return methods if options.enable_tensor_transport else with_nothing_kept(methods)
+        return methods if options.enable_tensor_transport else all_by_value(methods)
 
     @functools.cached_property
     def _table(self) -> MethodTable:

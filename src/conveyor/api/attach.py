@@ -269,7 +269,7 @@ def _answer(driver: Driver, answer: Future[Any], name: str) -> Any:
                 "the interpreter",
                 name,
             )
-            either.wait(looks=True)
+            either.wait(interruptible=True)
     if not answer.done():
         driver.table.check_open()
     return answer.result()

@@ -182,8 +182,8 @@ def method(
         if len(function) > 1 or not (callable(function[0]) or hasattr(function[0], "__func__")):
             raise TypeError("method is used as @method, or by name as in @method(num_returns=2)")
         return _mark(function[0], num_returns, None, False, None)
-    told = {"max_task_retries": max_task_retries, "retry_exceptions": retry_exceptions}
-    retries = take_retries(told, None)
+    retry_options = {"max_task_retries": max_task_retries, "retry_exceptions": retry_exceptions}
+    retries = take_retries(retry_options, None)
     take_out(rays, METHOD_OPTIONS, "a method")
     for name in rays:
         raise TypeError(
@@ -194,10 +194,10 @@ def method(
     check_num_returns(num_returns, True, "a method")
     transport = check_transport(tensor_transport)
     check_snapshot(snapshot, transport)
-    places = _checked_places(receive_into)
+    targets = _checked_targets(receive_into)
     return Mark(
         lambda function: _mark(
-            _receiving(function, places) if places else function,
+            _receiving(function, targets) if targets else function,
             num_returns,
             transport,
             snapshot,
@@ -206,33 +206,33 @@ def method(
     )
 
 
-def _checked_places(places: Any) -> dict[str, Any]:
-    if places is None:
+def _checked_targets(targets: Any) -> dict[str, Any]:
+    if targets is None:
         return {}
-    if not isinstance(places, Mapping):
-        raise TypeError(f"receive_into is a mapping of parameters to attributes, not {places!r}")
-    for name, place in places.items():
-        if not isinstance(name, str) or not (isinstance(place, str) or callable(place)):
+    if not isinstance(targets, Mapping):
+        raise TypeError(f"receive_into is a mapping of parameters to attributes, not {targets!r}")
+    for name, target in targets.items():
+        if not isinstance(name, str) or not (isinstance(target, str) or callable(target)):
             raise TypeError(
                 "receive_into has for a parameter's name the name of an attribute, or a function of the "
-                f"actor; not {place!r} for {name!r}"
+                f"actor; not {target!r} for {name!r}"
             )
-    return dict(places)
+    return dict(targets)
 
 
-def _receiving(function: Any, places: dict[str, Any]) -> Any:
+def _receiving(function: Any, targets: dict[str, Any]) -> Any:
     if not isinstance(function, FunctionType):
         raise TypeError(f"receive_into is for methods of an instance, not for {function!r}")
     parameters = list(inspect.signature(function).parameters.values())[1:]
     some = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = [one.name for one in parameters if one.kind not in some]
-    for name in places:
+    for name in targets:
         if name not in named:
             raise ValueError(
                 f"receive_into names {name!r}, which is no parameter of {function.__name__}()"
             )
-    made = into.receiving(function, places)
-    setattr(made, RECEIVED_MARK, tuple(places))
+    made = into.receiving(function, targets)
+    setattr(made, RECEIVED_MARK, tuple(targets))
     return made
 
 

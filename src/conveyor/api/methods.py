@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from conveyor.api.retries import RETRIES_MARK
 from conveyor.checks import check_count
 from conveyor.dag.methods import check_arguments, is_generator
-from conveyor.refs.ref import Ref, UnreadRef
+from conveyor.refs.ref import DeferredRef, Ref
 from conveyor.refs.streams import StreamRef
-from conveyor.runtime.protocol import MethodInfo, Returns
+from conveyor.runtime.protocol import MethodInfo, ResultSpec
 
 #: Where `method` leaves what it was told; copied along by `functools.wraps`.
 MARK = "__conveyor_num_returns__"
@@ -72,7 +72,7 @@ class MethodEntry:
     arguments only, which nearly all are, fits if there are ``least`` to ``most`` of them.
     """
 
-    __slots__ = ("doc", "info", "kind", "least", "most", "returns")
+    __slots__ = ("doc", "info", "kind", "least", "most", "result_spec")
 
     def __init__(self, info: MethodInfo, doc: str | None = None) -> None:
         self.info = info
@@ -80,9 +80,9 @@ class MethodEntry:
         #: The class of a handle's methods of this name, once there is one.
         self.kind: Any = None
         transport, snapshot = info.tensor_transport, info.snapshot
-        self.returns: Returns = info.num_returns
+        self.result_spec: ResultSpec = info.num_returns
         if transport is not None:
-            self.returns = info.num_returns, transport, snapshot
+            self.result_spec = info.num_returns, transport, snapshot
         self.least, self.most = 0.0, float("inf")
         if info.signature is None:
             return
@@ -97,17 +97,17 @@ class MethodEntry:
             elif parameter.kind is parameter.KEYWORD_ONLY and required:
                 self.least = float("inf")
 
-    def unread(
+    def with_deferred(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with stand-ins for references to memory of the method's own: their values are
         not fetched before the call."""
-        unread, received = UnreadRef, self.info.received
+        deferred, received = DeferredRef, self.info.received
         names = list(self.info.signature.parameters) if self.info.signature else []
 
         def stand_in(name: str, value: Any) -> Any:
             is_ref = isinstance(value, Ref) and not isinstance(value, StreamRef)
-            return unread(value) if is_ref and name in received else value
+            return deferred(value) if is_ref and name in received else value
 
         return (
             tuple([stand_in(names[i] if i < len(names) else "", a) for i, a in enumerate(args)]),
@@ -155,9 +155,9 @@ def check_enabled(cls: type, options: Mapping[str, Any]) -> None:
             )
 
 
-def with_nothing_kept(methods: Mapping[str, MethodInfo]) -> Mapping[str, MethodInfo]:
+def all_by_value(methods: Mapping[str, MethodInfo]) -> Mapping[str, MethodInfo]:
     """Return the methods of an actor whose options forbid that results stay with it."""
-    return {name: replace(info, may_stay=False) for name, info in methods.items()}
+    return {name: replace(info, allows_by_reference=False) for name, info in methods.items()}
 
 
 def _candidates(cls: type) -> Iterator[tuple[str, Any]]:
@@ -281,9 +281,9 @@ def described_here(made: Any) -> bytes:
 
 def _of_ray(cls: type, info: MethodInfo) -> MethodInfo:
     """Add what ``ray.method`` was told of the method, and take out the parameter that Ray adds."""
-    returns = getattr(getattr(cls, info.name), "__ray_num_returns__", None)
-    if isinstance(returns, int):
-        info = replace(info, num_returns=returns)
+    declared = getattr(getattr(cls, info.name), "__ray_num_returns__", None)
+    if isinstance(declared, int):
+        info = replace(info, num_returns=declared)
     if info.signature is not None and _RAYS_PARAMETER in info.signature.parameters:
         own = [p for p in info.signature.parameters.values() if p.name != _RAYS_PARAMETER]
         info = replace(info, signature=info.signature.replace(parameters=own))

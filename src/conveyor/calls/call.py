@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from conveyor.calls.generators import OpenGenerators
 from conveyor.codec.direct import Direct, receiving
 from conveyor.exceptions import GraphError
-from conveyor.runtime.protocol import Returns
+from conveyor.runtime.protocol import ResultSpec
 
 if TYPE_CHECKING:
     from conveyor import _core
@@ -111,15 +111,15 @@ async def _call_later(function: Callable[..., Any], *args: Any, **kwargs: Any) -
 _WHOLE = (str, bytes, bytearray, memoryview)
 
 
-def returned(value: Any, returns: Returns, what: int, label: str) -> Any:
+def returned(value: Any, result_spec: ResultSpec, what: int, label: str) -> Any:
     """Return the value to send for ``value``, which ``label``, called as ``what``, has returned.
 
     Raises ``ValueError`` if there are not as many results as are wanted, and any error that a generator
     raises.
     """
-    if type(returns) is int:
-        return value if returns == 1 else elements(value, returns, label)
-    count, transport, snapshot = returns  # type: ignore[misc]
+    if type(result_spec) is int:
+        return value if result_spec == 1 else elements(value, result_spec, label)
+    count, transport, snapshot = result_spec  # type: ignore[misc]
     if count > 1:
         return tuple([Direct(one, transport, snapshot) for one in elements(value, count, label)])
     if what not in (NEXT, ASYNC_NEXT):
@@ -165,21 +165,21 @@ MISSED = 10
 STOP = 11
 
 
-Call: TypeAlias = "tuple[str, tuple[Any, ...], dict[str, Any] | None, Returns, int]"
+Call: TypeAlias = "tuple[str, tuple[Any, ...], dict[str, Any] | None, ResultSpec, int]"
 """A call as it waits, as it travels and as the actor has it: the name that users know, the arguments by
 position and by name (``None`` if there are none), which results are wanted, and what is called (one of the
 numbers above). It is a plain tuple, because making a named one takes a tenth of the time of a call."""
 
 
-def count_of(returns: Returns) -> int:
+def count_of(result_spec: ResultSpec) -> int:
     """Return how many results are wanted."""
-    return returns if type(returns) is int else returns[0]  # type: ignore[index]
+    return result_spec if type(result_spec) is int else result_spec[0]  # type: ignore[index]
 
 
 def with_arguments(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Call:
     """Return the same call with other arguments."""
-    name, _, _, returns, what = call
-    return name, args, dict(kwargs) if kwargs else None, returns, what
+    name, _, _, result_spec, what = call
+    return name, args, dict(kwargs) if kwargs else None, result_spec, what
 
 
 def start(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Call:

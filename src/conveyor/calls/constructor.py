@@ -11,7 +11,7 @@ from msgspec import Struct
 from conveyor import _core
 from conveyor.calls.call import Call, start
 from conveyor.calls.unsendable import blame_constructor
-from conveyor.codec import SentDefinitions, claims, decode_error, encode_error
+from conveyor.codec import SentDefinitions, borrows, decode_error, encode_error
 from conveyor.codec.encoded import DEFINING
 from conveyor.codec.frames import decode, encode
 from conveyor.exceptions import SerializationError
@@ -55,7 +55,7 @@ def _of_the_class(instance: Any, name: str) -> Any:
 
 #: Arguments up to this size (bytes) are kept for every actor, so that graphs of it can be restarted;
 #: larger ones only for an actor with ``max_restarts``.
-KEPT_BYTES = 1 << 20
+MAX_STORED_BYTES = 1 << 20
 
 
 class Unmade:
@@ -106,7 +106,7 @@ class Constructor(Struct, frozen=True):
 
     def take(self) -> Sequence[Ref]:
         """The refs inside of arguments, to be held as long as this may be sent."""
-        return claims.take(self.meta) if self.codec == DEFINING else ()
+        return borrows.take(self.meta) if self.codec == DEFINING else ()
 
     def call(self, values: tuple[Any, ...]) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
         """The class and its arguments; ``values``: those of ``refs``, in order."""
@@ -119,7 +119,7 @@ class Constructor(Struct, frozen=True):
         return cls, tuple(args), kwargs
 
 
-class Kept(Struct, frozen=True):
+class StoredConstructor(Struct, frozen=True):
     """Constructor as kept by a process that may have to send it again: with the refs among its arguments,
     and those inside of them (``inner``)."""
 
@@ -128,7 +128,7 @@ class Kept(Struct, frozen=True):
     inner: Sequence[Ref] = ()
 
     @classmethod
-    def received(cls, constructor: Constructor) -> Kept:
+    def received(cls, constructor: Constructor) -> StoredConstructor:
         """Make one of a constructor that another process has made. That process holds the refs inside until
         this returns."""
         return cls(constructor, (), constructor.take())
@@ -149,7 +149,7 @@ def keep(
     kwargs: Mapping[str, Any],
     always: bool,
     inside: bool = False,
-) -> Kept | None:
+) -> StoredConstructor | None:
     """A snapshot of the call ``cls(*args, **kwargs)``; ``None`` if it is large and not ``always``
     wanted. ``SerializationError`` if it cannot be sent. ``inside``: see :class:`Constructor`."""
     try:
@@ -160,7 +160,7 @@ def keep(
 
 def _keep(
     cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], always: bool, inside: bool
-) -> Kept | None:
+) -> StoredConstructor | None:
     found: dict[int | str, Ref] = {i: a for i, a in enumerate(args) if isinstance(a, Ref)}
     found.update((k, v) for k, v in kwargs.items() if isinstance(v, Ref))
     if not inside:
@@ -168,9 +168,11 @@ def _keep(
         kwargs = {k: None if k in found else v for k, v in kwargs.items()}
     codec, _flags, meta, buffers, *_ = encode((cls, args, dict(kwargs)), SentDefinitions())
     views = [memoryview(b).cast("B") for b in buffers or ()]
-    if not always and len(meta) + sum(view.nbytes for view in views) > KEPT_BYTES:
+    if not always and len(meta) + sum(view.nbytes for view in views) > MAX_STORED_BYTES:
         if codec == DEFINING:
-            claims.give_up(meta)
+            borrows.give_up(meta)
         return None
     constructor = Constructor(codec, meta, tuple(map(bytearray, views)), tuple(found), inside)
-    return Kept(constructor, () if inside else tuple(found.values()), constructor.take())
+    return StoredConstructor(
+        constructor, () if inside else tuple(found.values()), constructor.take()
+    )

@@ -72,10 +72,10 @@ class Worker:
             self._done, self._since = done, now
         elif not self.link.outstanding:
             self.begin()
-        return self.room
+        return self.capacity
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """The number of calls that it may be given: one if idle, more if it has done its last ones fast.
         Several at once, since each time costs something."""
         load, most = self.link.outstanding, min(CALL_SLOTS, int(_AHEAD / self._pace))
@@ -86,15 +86,15 @@ def _outstanding(worker: Worker) -> int:
     return worker.link.outstanding
 
 
-def _room(worker: Worker) -> int:
-    return worker.room
+def _capacity(worker: Worker) -> int:
+    return worker.capacity
 
 
 class Functions:
     """Calls of functions that can share workers, in the order in which they were made.
 
     A call is sent to a worker that has nothing else to do. Others wait here, and each goes to the first
-    worker that has room, as soon as its arguments are there."""
+    worker that has capacity, as soon as its arguments are there."""
 
     cancel_with_await = True
     get_timeout: float | None = None
@@ -131,7 +131,7 @@ class Functions:
 
     def call(self, call: Call) -> Any:
         """Start a call; one ref, or a list of them if it has several results."""
-        method, args, kwargs, returns, _ = call
+        method, args, kwargs, result_spec, _ = call
         has_refs = refs_among(args, kwargs or _NO_NAMES)
         lacks = has_refs and lacked(call) is not None
         with self.lock:
@@ -159,7 +159,7 @@ class Functions:
                     if self._waiting.pop(ref, None) is not None:
                         raise
             self.flush()  # what it waits for may have come before the pump knew of it
-        return elements_of(ref, count_of(returns))
+        return elements_of(ref, count_of(result_spec))
 
     def least_busy(self) -> Any:
         """The handle of the worker with the least to do, for what is bound to one."""
@@ -182,9 +182,9 @@ class Functions:
             worker.learn()
         if len(self._workers) < self._most:
             return None, 0
-        worker = max(self._workers, key=_room)
-        room = worker.room
-        return (worker, worker.link.outstanding) if room > 0 else (None, 0)
+        worker = max(self._workers, key=_capacity)
+        capacity = worker.capacity
+        return (worker, worker.link.outstanding) if capacity > 0 else (None, 0)
 
     def _forget_dead(self) -> None:
         """Keep the workers that live. With the lock."""
@@ -246,11 +246,11 @@ class Functions:
         """The worker that may be given the most calls, and those of the first that lack no argument."""
         with self.lock:
             self._forget_dead()
-            rooms = [worker.learn() for worker in self._workers]
-            room = max(rooms, default=0)
-            if room <= 0:
+            capacities = [worker.learn() for worker in self._workers]
+            capacity = max(capacities, default=0)
+            if capacity <= 0:
                 return None, []
-            worker = self._workers[rooms.index(room)]
+            worker = self._workers[capacities.index(capacity)]
             if worker.link.gone:  # its process lives, and takes no calls from here
                 self._workers.remove(worker)
                 return self._next()
@@ -260,13 +260,13 @@ class Functions:
         return (worker if ready else None), ready
 
     def _take(self, worker: Worker, ready: list[Entry], pending: deque[Entry]) -> list[Entry]:
-        """Move as many of these calls to the link of a worker as the worker has room for, and return them.
-        Called with the link's lock."""
+        """Move as many of these calls to the link of a worker as the worker has capacity for, and return
+        them. Called with the link's lock."""
         with self.lock:
             if worker not in self._workers:  # it has died just now
                 return []
             # Others have a share, too.
-            most = max(0, min(worker.room, -(-len(self._waiting) // len(self._workers))))
+            most = max(0, min(worker.capacity, -(-len(self._waiting) // len(self._workers))))
             taken = list(islice((one for one in ready if one.ref in self._waiting), most))
             for one in taken:
                 one.ref._move(worker.link, worker.link.gate, self._waiting, pending)

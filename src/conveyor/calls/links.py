@@ -211,7 +211,7 @@ class Link:
         """Start a call; one ref, or a list of them if it has several results. ``again``: it was made before,
         and has failed, and overtakes what waits here. ``most_before``: where more calls are before it, it is
         not made, and ``None`` is returned."""
-        method, args, kwargs, returns, what = call
+        method, args, kwargs, result_spec, what = call
         given = call
         had_refs = has_refs = refs_among(args, kwargs or _NO_NAMES)
         with self.lock:
@@ -249,9 +249,9 @@ class Link:
                 ref = self._submit_later(call, has_refs, again)
         if gone:  # without the lock: the thread that is told how it has ended may need that
             raise self.why_gone()
-        if returns == 1:
+        if result_spec == 1:
             return ref
-        return elements_of(ref, count_of(returns))
+        return elements_of(ref, count_of(result_spec))
 
     @property
     def gone(self) -> bool:
@@ -386,7 +386,7 @@ class Link:
         return True
 
     def _send_first(self, entry: Entry) -> bool:
-        """Send a call that is pending, or settle it otherwise. False if it has to wait."""
+        """Send a call that is pending, or complete it otherwise. False if it has to wait."""
         ref, call, taken = entry.ref, entry.call, entry.taken
         # Another one may lack an argument, and nothing is to overtake it as long as it is only looked at.
         entry.sending = entry.site is None

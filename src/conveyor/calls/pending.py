@@ -20,7 +20,7 @@ from conveyor.calls.call import (
     Call,
     with_arguments,
 )
-from conveyor.codec import SentDefinitions, claims
+from conveyor.codec import SentDefinitions, borrows
 from conveyor.codec.frames import encode
 from conveyor.codec.pickling.definitions import entry_of
 from conveyor.exceptions import SerializationError
@@ -41,25 +41,25 @@ def is_constant(value: Any) -> bool:
     return kind in _CONSTANTS or (kind is tuple and all(map(is_constant, value)))
 
 
-def _is_settled(argument: Any) -> bool:
+def _is_fixed(argument: Any) -> bool:
     return isinstance(argument, Ref) or is_constant(argument)
 
 
 class Taken(Struct, frozen=True):
     """The arguments of one call, encoded when the call was made.
 
-    places: positions and names of the arguments that come later: refs, which stand for their values, and
+    keys: positions and names of the arguments that come later: refs, which stand for their values, and
         definitions.
     inner: the refs inside of the other arguments.
     """
 
     frame: _core.Snapshot
-    places: tuple[int | str, ...]
+    keys: tuple[int | str, ...]
     inner: Sequence[Any]
 
     def with_later(self, call: Call) -> Any:
         """Return what is sent for ``call``, whose arguments are those that have come later."""
-        return _Filled(self, call[1]) if self.places else self.frame
+        return _Filled(self, call[1]) if self.keys else self.frame
 
 
 class _Filled:
@@ -72,16 +72,16 @@ class _Filled:
         self.values = values
 
     def __reduce__(self) -> Any:
-        return _fill, (self.taken.frame, self.taken.places, self.values)
+        return _fill, (self.taken.frame, self.taken.keys, self.values)
 
 
-def _fill(call: Call, places: tuple[int | str, ...], values: tuple[Any, ...]) -> Call:
+def _fill(call: Call, keys: tuple[int | str, ...], values: tuple[Any, ...]) -> Call:
     args, kwargs = list(call[1]), dict(call[2] or {})
-    for place, value in zip(places, values, strict=True):
-        if isinstance(place, int):
-            args[place] = value
+    for key, value in zip(keys, values, strict=True):
+        if isinstance(key, int):
+            args[key] = value
         else:
-            kwargs[place] = value
+            kwargs[key] = value
     return with_arguments(call, tuple(args), kwargs)
 
 
@@ -91,11 +91,11 @@ def take(call: Call) -> tuple[Call, Taken | None]:
 
     Raises what keeps them from being encoded.
     """
-    name, args, kwargs, returns, what = call
+    name, args, kwargs, result_spec, what = call
     defined = _DEFINED.get(what)
     if defined is not None and entry_of(args[defined]) is None:
         encode(args[defined], SentDefinitions())  # it is as it is now, whenever it is sent
-    elif not kwargs and all(map(_is_settled, args)):
+    elif not kwargs and all(map(_is_fixed, args)):
         return call, None
     given: dict[int | str, Any] = dict(enumerate(args))
     given.update(kwargs or {})
@@ -104,9 +104,9 @@ def take(call: Call) -> tuple[Call, Taken | None]:
         return call, None
     rest = tuple([None if i in later else arg for i, arg in enumerate(args)])
     named = {k: None if k in later else v for k, v in (kwargs or {}).items()}
-    frame = _core.Snapshot((name, rest, named or None, returns, what), SentDefinitions())
-    inner = claims.take(frame.meta) if frame.has_refs else ()
-    waiting: Call = name, tuple(later.values()), None, returns, what
+    frame = _core.Snapshot((name, rest, named or None, result_spec, what), SentDefinitions())
+    inner = borrows.take(frame.meta) if frame.has_refs else ()
+    waiting: Call = name, tuple(later.values()), None, result_spec, what
     return waiting, Taken(frame, tuple(later), inner)
 
 
@@ -114,7 +114,7 @@ def take_result(result: Any) -> tuple[_core.Snapshot, Sequence[Any]]:
     """Take a result that has to wait while others may change it. Returns what is sent in its place, and what
     is to be held until then."""
     frame = _core.Snapshot(result, SentDefinitions())
-    return frame, claims.take(frame.meta) if frame.has_refs else ()
+    return frame, borrows.take(frame.meta) if frame.has_refs else ()
 
 
 def lacked(call: Call) -> Ref | None:
@@ -162,11 +162,11 @@ _OWN, _OTHER = 1, 2
 def _warn_of_sharing(ref: Ref, sent: object, actor: tuple[int, int], site: Site | None) -> None:
     """Warn, once, where a value is passed both to the actor that has it, which gets the very object, and
     to another one, which gets what is in it then."""
-    place = shared_at(sent)
-    if place is None:
+    holder = shared_at(sent)
+    if holder is None:
         return
     before = ref._passed
-    ref._passed = passed = before | (_OWN if place == actor else _OTHER)
+    ref._passed = passed = before | (_OWN if holder == actor else _OTHER)
     if passed == _OWN | _OTHER != before:
         where = located(sent)
         assert where is not None
@@ -186,9 +186,9 @@ def outcome_of(error: BaseException) -> BaseException:
         return error.error
     if isinstance(error, Exception):
         return error
-    told = SerializationError(f"the arguments cannot be sent: {type(error).__name__}: {error}")
-    told.__cause__ = error
-    return told
+    wrapped = SerializationError(f"the arguments cannot be sent: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 _orders = itertools.count()

@@ -54,7 +54,7 @@ class RetriedRef(Ref):
 
     def _error_of(self, outcome: Failure) -> BaseException:
         tries: Tries = self._source
-        return tries.told_in(tries.last._error_of(outcome))
+        return tries.annotate(tries.last._error_of(outcome))
 
     def _latest_try(self) -> Ref:
         tries: Tries = self._source
@@ -114,7 +114,7 @@ class Tries:
         return self._outcome is EMPTY and self.last.done()
 
     def has_lost_its_actor(self) -> bool:
-        return isinstance(failure_of(self.last._settled(None)), ActorRestartedError)
+        return isinstance(failure_of(self.last._resolved(None)), ActorRestartedError)
 
     def see(self) -> None:
         """Look whether the last try is over, now and when it is."""
@@ -132,9 +132,9 @@ class Tries:
 
     def _watched(self) -> None:
         if self._outcome is EMPTY:
-            self._others.see_soon(self._see_in_turn)
+            self._others.see_soon(self._see_in_order)
 
-    def _see_in_turn(self) -> None:
+    def _see_in_order(self) -> None:
         """Look at this call, after those before it where their actor has died."""
         if not self.is_over():  # it was seen when another was, before
             return
@@ -153,7 +153,7 @@ class Tries:
         with self._lock:
             make, given = self._make, self._given
         try:
-            outcome = last._settled(None)
+            outcome = last._resolved(None)
             error = failure_of(outcome)
             if error is None or make is None or given is None or not self._again(error, given):
                 self._end(outcome)
@@ -227,7 +227,7 @@ class Tries:
             left = time_limit.left()
             # As for any call first: that costs the least, and most calls need no other try.
             with suppress(WaitTimeoutError):
-                self.last._settled(_FIRST_LOOK if left is None else min(left, _FIRST_LOOK))
+                self.last._resolved(_FIRST_LOOK if left is None else min(left, _FIRST_LOOK))
             if not self._is_over(ref):
                 self._wait(ref, time_limit)
         if ref._outcome is EMPTY:
@@ -253,7 +253,7 @@ class Tries:
         nor can he, once the session ends."""
         last = self.last
         if self._outcome is EMPTY and last.done() and not last.has_failed():
-            outcome = last._settled(None)
+            outcome = last._resolved(None)
             if failure_of(outcome) is None:
                 self._end(outcome)
         if self._outcome is EMPTY and self._runtime.ending:
@@ -296,7 +296,7 @@ class Tries:
         what = source.describe(last)
         return what if self._number == 1 else f"{what}, try {self._number}"
 
-    def told_in(self, error: BaseException) -> BaseException:
+    def annotate(self, error: BaseException) -> BaseException:
         """Return ``error`` of the last try, with a note of how many tries there were."""
         if self._number == 1:
             return error
@@ -327,20 +327,20 @@ class Given:
         """``label``: what is called. Raises ``SerializationError`` where they cannot be sent."""
         every: dict[int | str, Any] = dict(enumerate(args))
         every.update(kwargs.items())
-        self._refs = {place: one for place, one in every.items() if isinstance(one, Ref)}
-        rest = {place: one for place, one in every.items() if place not in self._refs}
+        self._refs = {key: one for key, one in every.items() if isinstance(one, Ref)}
+        rest = {key: one for key, one in every.items() if key not in self._refs}
         # What nobody can change needs no copy.
         plain = all(map(is_constant, rest.values()))
         try:
-            self._kept = None if plain else runtime.keep(rest)
+            self._stored = None if plain else runtime.keep(rest)
         except SerializationError as error:
             raise blamed(error, arguments(label, args, kwargs)) from error.__cause__
         self._rest = rest if plain else {}
-        self._places, self._names = range(len(args)), tuple(kwargs)
+        self._positions, self._names = range(len(args)), tuple(kwargs)
 
     def get(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        every = {**self._refs, **(self._rest if self._kept is None else self._kept.get())}
-        args = tuple([every[place] for place in self._places])
+        every = {**self._refs, **(self._rest if self._stored is None else self._stored.get())}
+        args = tuple([every[key] for key in self._positions])
         return args, {name: every[name] for name in self._names}
 
     def failed(self) -> bool:

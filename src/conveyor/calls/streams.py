@@ -15,7 +15,7 @@ from conveyor import _core
 from conveyor.calls.call import ASYNC_NEXT, CLOSE, NEXT, Call
 from conveyor.calls.generators import Key
 from conveyor.codec import copy_to_raise
-from conveyor.refs.ref import EMPTY, Ref, blockers_of, cancelled_error, may_have_stayed
+from conveyor.refs.ref import EMPTY, Ref, blockers_of, cancelled_error, may_need_fetch
 from conveyor.refs.streams import NoGenerator, StreamRef
 from conveyor.runtime.cleanup import Cleanup
 from conveyor.runtime.wait_graph import Blockers
@@ -52,15 +52,15 @@ class CallStream(StreamRef):
         "_cancelled",
         "_cleanup",
         "_error",
+        "_finalizer",
         "_key",
         "_link",
         "_method",
         "_opened",
         "_over",
-        "_returns",
+        "_result_spec",
         "_taking",
         "_what",
-        "_will",
     )
 
     def __init__(
@@ -88,14 +88,14 @@ class CallStream(StreamRef):
         # The generator may go on although its items can come no more: whatever happens here from now on, it
         # is closed once this is garbage.
         close = functools.partial(_close, link, method, key)
-        will = cleanup.will(close)
-        self._will: _core.Will | None = will
-        self._returns = call[3]  # of each item
+        finalizer = cleanup.finalizer(close)
+        self._finalizer: _core.Finalizer | None = finalizer
+        self._result_spec = call[3]  # of each item
         name, args, kwargs, _, what = call
         try:
             opened: Ref = link.call((name, (key, *args), kwargs, 1, what))
         except Exception:  # it was not opened
-            will.revoke()
+            finalizer.revoke()
             raise
         super().__init__(opened._source)
         self._opened: Ref | None = opened
@@ -106,7 +106,7 @@ class CallStream(StreamRef):
     def _ask(self, again: bool) -> Ref:
         """Ask for an item. ``again``: the generator has been opened. Calls that wait in this process wait for
         its items, perhaps, and for their arguments: it overtakes them."""
-        call = (self._method, (self._key,), None, self._returns, self._what)
+        call = (self._method, (self._key,), None, self._result_spec, self._what)
         ref: Ref = self._link.call(call, again)
         return ref
 
@@ -130,8 +130,8 @@ class CallStream(StreamRef):
         found = self._ahead.get()
         if found is None:
             self._over = True
-            if self._will is not None:
-                self._will.revoke()
+            if self._finalizer is not None:
+                self._finalizer.revoke()
             raise StopIteration
         if len(found) > 1:
             raise NoGenerator(f"{self._actor_name}.{self._method}", found[0])
@@ -145,9 +145,9 @@ class CallStream(StreamRef):
         ended = self._over or self._cancelled or self._error is not None
         return ended or self._ahead.done()
 
-    def _may_have_stayed(self) -> bool:
+    def _may_need_fetch(self) -> bool:
         ended = self._over or self._cancelled or self._error is not None
-        return not ended and may_have_stayed(self._ahead)
+        return not ended and may_need_fetch(self._ahead)
 
     def cancel(self) -> bool:
         ahead = self._ahead
@@ -158,9 +158,9 @@ class CallStream(StreamRef):
         if self._opened is not None:  # the actor may be busy: nobody has to wait until it begins
             self._opened.cancel()
         self._cancelled = True
-        will, self._will = self._will, None
-        if will is not None:
-            will.revoke()
+        finalizer, self._finalizer = self._finalizer, None
+        if finalizer is not None:
+            finalizer.revoke()
             self._cleanup.soon(
                 functools.partial(_close, self._link, self._method, self._key, cancelled=True)
             )

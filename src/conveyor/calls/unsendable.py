@@ -92,11 +92,11 @@ def arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> I
 
 
 def _of_result(actor: str, call: Call, result: Any) -> Iterator[Given]:
-    name, _, _, returns, what = call
+    name, _, _, result_spec, what = call
     label = f"{actor}.{name}"
     if what in (NEXT, ASYNC_NEXT):
         yield Given.result(f"an item of {label}", _users(result[0]))
-    elif count_of(returns) > 1:
+    elif count_of(result_spec) > 1:
         for i, value in enumerate(result):
             yield Given.result(f"result {i} of {label}", _users(value))
     else:

@@ -27,27 +27,27 @@ from conveyor.runtime.messages import Files, Missing, receive_pickled, send_pick
 from conveyor.runtime.process import close_all
 from conveyor.system_limits import explained
 
-#: Limit of what is in flight over one line, in bytes, and the bytes that each file counts as.
+#: Limit of what is in flight over one connection, in bytes, and the bytes that each file counts as.
 _MOST_UNTAKEN, _OF_A_FILE = 4 << 20, 64 << 10
 
 
 class Body(Struct, frozen=True):
-    """A file that goes with a message: its number in the shared files of the host that sends it. ``stays``:
-    more messages with it may come, until the host says that it is unwanted."""
+    """A file that goes with a message: its number in the shared files of the node that sends it.
+    ``reusable``: more messages with it may come, until the node says that it is unwanted."""
 
     number: int
     size: int
-    stays: bool
+    reusable: bool
 
 
 class NodeMessage(Struct, frozen=True):
-    """Message from node to node. A line is a connection of two processes."""
+    """Message from node to node. It belongs to a connection of two processes."""
 
 
 class Carried(NodeMessage, frozen=True):
     """A message. ``missing``: why its files do not go with it."""
 
-    line: int
+    connection: int
     data: bytes
     bodies: tuple[Body, ...]
     missing: Missing | None = None
@@ -59,16 +59,16 @@ class Carried(NodeMessage, frozen=True):
 
 
 class Taken(NodeMessage, frozen=True):
-    """Notice that the process has taken messages of that line. ``cost``: theirs."""
+    """Notice that the process has taken messages of that connection. ``cost``: theirs."""
 
-    line: int
+    connection: int
     cost: int
 
 
 class HungUp(NodeMessage, frozen=True):
-    """Notice that nothing comes over that line any more."""
+    """Notice that nothing comes over that connection any more."""
 
-    line: int
+    connection: int
 
 
 class Dropped(NodeMessage, frozen=True):
@@ -84,19 +84,19 @@ class Released(NodeMessage, frozen=True):
 
 
 class _Known:
-    """A file of the other host, which messages on their way to processes here come with."""
+    """A file of the other node, which messages on their way to processes here come with."""
 
-    def __init__(self, size: int, stays: bool) -> None:
+    def __init__(self, size: int, reusable: bool) -> None:
         self.size = size
         #: Whether more may come with it.
-        self.stays = stays
+        self.reusable = reusable
         #: Held by whoever fetches it.
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self.uses = 0
         self.fd = -1
 
 
-class _Line(Struct, eq=False):
+class _Connection(Struct, eq=False):
     number: int
     sock: socket.socket
     incoming: queue.SimpleQueue[Carried | None]
@@ -113,18 +113,18 @@ class Carrier:
     def __init__(
         self, shared_files: SharedFiles, supply: Supply, send: Callable[[NodeMessage], object]
     ) -> None:
-        """``shared_files``: this host's; ``supply``: of the other one. ``send(node_message)`` has it come to
-        the other host's :meth:`receive`, behind those before it."""
+        """``shared_files``: this node's; ``supply``: of the other one. ``send(node_message)`` has it come to
+        the other node's :meth:`receive`, behind those before it."""
         self._shared_files, self._supply, self._send = shared_files, supply, send
         # Reentrant: a finalizer may drop what is held.
         self._lock = threading.RLock()
-        self._room = threading.Condition(self._lock)
-        self._lines: dict[int, _Line] = {}
+        self._untaken_changed = threading.Condition(self._lock)
+        self._connections: dict[int, _Connection] = {}
         self._known: dict[int, _Known] = {}
         #: Held files by inode: the number in the shared files, and whether the other node has heard of the
         # file.
         self._held: dict[int, tuple[int, bool]] = {}
-        # The numbers that the other host may still ask for.
+        # The numbers that the other node may still ask for.
         self._lent: set[int] = set()
         self._closed = False
 
@@ -134,27 +134,27 @@ class Carrier:
         return self._supply.trouble
 
     def open(self, number: int, sock: socket.socket) -> None:
-        """Have line ``number`` end in ``sock``, which is the carrier's from now on."""
-        line = _Line(number, sock, queue.SimpleQueue())
+        """Have connection ``number`` end in ``sock``, which is the carrier's from now on."""
+        connection = _Connection(number, sock, queue.SimpleQueue())
         with self._lock:
             closed = self._closed
             if not closed:
-                self._lines[number] = line
+                self._connections[number] = connection
         if closed:
             sock.close()
             return
         try:
-            reader = threads.start(self._read, "line-in", line)
+            reader = threads.start(self._read, "carrier-in", connection)
         except BaseException:
             self._send(HungUp(number))
-            self._end(line)
+            self._end(connection)
             raise
         try:
-            threads.start(self._write, "line-out", line, reader)
+            threads.start(self._write, "carrier-out", connection, reader)
         except BaseException:
             break_off(sock)
             reader.join()
-            self._end(line)
+            self._end(connection)
             raise
 
     def receive(self, node_message: NodeMessage) -> None:
@@ -174,29 +174,29 @@ class Carrier:
     def let_go(self, fd: int) -> None:
         """Let go of a file of which no process of the other node has anything any more."""
         with self._lock:
-            number, told = self._held.pop(os.fstat(fd).st_ino, (0, False))
-            if told:
+            number, announced = self._held.pop(os.fstat(fd).st_ino, (0, False))
+            if announced:
                 self._send(Dropped(number))
             elif number:
                 self._drop(number)
 
     def close(self) -> None:
-        """End all lines, since the other node is lost or the session over. Waits for no thread: one may be
-        dialling."""
+        """End all connections, since the other node is lost or the session over. Waits for no thread: one may
+        be dialling."""
         with self._lock:
             self._closed = True
-            lines = list(self._lines.values())
-            for line in lines:
-                line.over = True
-            self._room.notify_all()
+            connections = list(self._connections.values())
+            for connection in connections:
+                connection.over = True
+            self._untaken_changed.notify_all()
             self._held.clear()
         self._supply.close()
-        for line in lines:
-            break_off(line.sock)
-            line.incoming.put(None)
+        for connection in connections:
+            break_off(connection.sock)
+            connection.incoming.put(None)
         with self._lock:
             for known in list(self._known.values()):
-                known.stays = False
+                known.reusable = False
             for number, known in list(self._known.items()):
                 self._look(number, known)  # others go with the message that they are used by
             lent = list(self._lent)
@@ -205,27 +205,29 @@ class Carrier:
 
     # Messages of processes of this node
 
-    def _read(self, line: _Line) -> None:
+    def _read(self, connection: _Connection) -> None:
         try:
             with suppress(OSError):
-                while self._has_room(line):
-                    data, fds = receive_pickled(line.sock)
+                while self._wait_to_send(connection):
+                    data, fds = receive_pickled(connection.sock)
                     try:
-                        self._pass_on(line, data, fds)
+                        self._pass_on(connection, data, fds)
                     finally:
                         close_all(fds)
         finally:
-            self._send(HungUp(line.number))
-            line.incoming.put(None)
+            self._send(HungUp(connection.number))
+            connection.incoming.put(None)
 
-    def _has_room(self, line: _Line) -> bool:
+    def _wait_to_send(self, connection: _Connection) -> bool:
         """Wait until the process at the other end has taken enough of what was sent, so that a sender that is
         faster than it waits, too. False: the other end takes nothing any more."""
         with self._lock:
-            self._room.wait_for(lambda: line.untaken < _MOST_UNTAKEN or line.over)
-            return not line.over
+            self._untaken_changed.wait_for(
+                lambda: connection.untaken < _MOST_UNTAKEN or connection.over
+            )
+            return not connection.over
 
-    def _pass_on(self, line: _Line, data: bytes, fds: Files) -> None:
+    def _pass_on(self, connection: _Connection, data: bytes, fds: Files) -> None:
         # With the lock until it has been sent: else a file that is let go of meanwhile would be told to be
         # unwanted ahead of a message with it, and then be waited for without end.
         with self._lock:
@@ -237,24 +239,24 @@ class Carrier:
                         bodies.append(self._body(fd))
             except BaseException as error:  # nobody hears of them
                 for body in bodies:
-                    if not body.stays:
+                    if not body.reusable:
                         self._drop(body.number)
                 bodies.clear()
                 if not isinstance(error, (SystemLimitError, MemoryError)):
                     raise
                 missing = Missing.of(error)
-            node_message = Carried(line.number, data, tuple(bodies), missing)
-            line.untaken += node_message.cost
+            node_message = Carried(connection.number, data, tuple(bodies), missing)
+            connection.untaken += node_message.cost
             self._send(node_message)
 
     def _body(self, fd: int) -> Body:
         """Describe a file that goes with a message, for the other node. Call with the lock."""
-        told = os.fstat(fd)
-        held = self._held.get(told.st_ino)
+        stat = os.fstat(fd)
+        held = self._held.get(stat.st_ino)
         if held is None:
-            return Body(self._put(fd), told.st_size, False)
-        self._held[told.st_ino] = held[0], True
-        return Body(held[0], told.st_size, True)
+            return Body(self._put(fd), stat.st_size, False)
+        self._held[stat.st_ino] = held[0], True
+        return Body(held[0], stat.st_size, True)
 
     def _put(self, fd: int) -> int:
         """Put a file into the shared files and return its number there. Call with the lock."""
@@ -270,48 +272,48 @@ class Carrier:
 
     # Messages for them
 
-    def _write(self, line: _Line, reader: threading.Thread) -> None:
+    def _write(self, connection: _Connection, reader: threading.Thread) -> None:
         over = False
-        while (node_message := line.incoming.get()) is not None:
+        while (node_message := connection.incoming.get()) is not None:
             if not over:
-                over = not self._deliver(line, node_message)
+                over = not self._deliver(connection, node_message)
             self._used(node_message)
-            line.taken += node_message.cost
-            if line.taken >= _MOST_UNTAKEN // 4:
-                self._send(Taken(line.number, line.taken))
-                line.taken = 0
-        break_off(line.sock)
+            connection.taken += node_message.cost
+            if connection.taken >= _MOST_UNTAKEN // 4:
+                self._send(Taken(connection.number, connection.taken))
+                connection.taken = 0
+        break_off(connection.sock)
         reader.join()
-        self._end(line)
+        self._end(connection)
 
-    def _end(self, line: _Line) -> None:
-        """Drop a line that nobody reads from, or writes to, any more."""
-        line.sock.close()
+    def _end(self, connection: _Connection) -> None:
+        """Drop a connection that nobody reads from, or writes to, any more."""
+        connection.sock.close()
         with self._lock:
-            self._lines.pop(line.number, None)  # and nothing is put there any more
-        while not line.incoming.empty():
-            if (node_message := line.incoming.get()) is not None:
+            self._connections.pop(connection.number, None)  # and nothing is put there any more
+        while not connection.incoming.empty():
+            if (node_message := connection.incoming.get()) is not None:
                 self._used(node_message)
 
-    def _deliver(self, line: _Line, node_message: Carried) -> bool:
-        """False: nobody is there, or what goes with it is nowhere, and so the line ends. Where there is no
-        room here for its files, the message comes without them, and with the reason."""
+    def _deliver(self, connection: _Connection, node_message: Carried) -> bool:
+        """False: nobody is there, or what goes with it is nowhere, and so the connection ends. Where there is
+        no space here for its files, the message comes without them, and with the reason."""
         missing, fds = node_message.missing, list[int]()
         try:
             try:
                 fds = [self._file(body) for body in node_message.bodies]
             except (SystemLimitError, MemoryError) as error:
                 missing = Missing.of(error)
-            send_pickled(line.sock, node_message.data, fds, missing)
+            send_pickled(connection.sock, node_message.data, fds, missing)
         except (OSError, MemoryError):
-            break_off(line.sock)
+            break_off(connection.sock)
             return False
         return True
 
     def _file(self, body: Body) -> int:
         with self._lock:
             known = self._known[body.number]
-        with known.turn:
+        with known.lock:
             if known.fd < 0:
                 known.fd = self._supply.fetch(body.number, body.size)
         return known.fd
@@ -326,7 +328,7 @@ class Carrier:
 
     def _look(self, number: int, known: _Known) -> None:
         """Let go of a file that nobody needs. Call with the lock."""
-        if known.uses or known.stays:
+        if known.uses or known.reusable:
             return
         del self._known[number]
         if known.fd >= 0:
@@ -340,36 +342,36 @@ class Carrier:
             for body in node_message.bodies:
                 known = self._known.get(body.number)
                 if known is None:
-                    known = _Known(body.size, body.stays)
+                    known = _Known(body.size, body.reusable)
                     self._known[body.number] = known
                 known.uses += 1
-            line = self._lines.get(node_message.line)
-            if line is not None:
-                line.incoming.put(node_message)
+            connection = self._connections.get(node_message.connection)
+            if connection is not None:
+                connection.incoming.put(node_message)
                 return
         self._used(node_message)
 
     def _hung_up(self, node_message: HungUp) -> None:
         with self._lock:
-            line = self._lines.get(node_message.line)
-            if line is not None:
-                line.over = True
-                self._room.notify_all()
-        if line is not None:
-            line.incoming.put(None)
+            connection = self._connections.get(node_message.connection)
+            if connection is not None:
+                connection.over = True
+                self._untaken_changed.notify_all()
+        if connection is not None:
+            connection.incoming.put(None)
 
     def _taken(self, node_message: Taken) -> None:
         with self._lock:
-            line = self._lines.get(node_message.line)
-            if line is not None:
-                line.untaken -= node_message.cost
-                self._room.notify_all()
+            connection = self._connections.get(node_message.connection)
+            if connection is not None:
+                connection.untaken -= node_message.cost
+                self._untaken_changed.notify_all()
 
     def _abandoned(self, node_message: Dropped) -> None:
         with self._lock:
             known = self._known.get(node_message.number)
             if known is not None:
-                known.stays = False
+                known.reusable = False
                 self._look(node_message.number, known)
 
     def _released(self, node_message: Released) -> None:

@@ -44,7 +44,7 @@ class _Pending(Struct, eq=False):
 
 
 class Listener:
-    """Lets nodes of the session in, and hands their sockets over. ``on_host`` is called by a thread of the
+    """Lets nodes of the session in, and hands their sockets over. ``on_node`` is called by a thread of the
     listener; the socket is its own from then on.
 
     A native thread accepts, and reads the first message of each connection. Only those that know the token
@@ -56,7 +56,7 @@ class Listener:
         address: tuple[str, int],
         token: bytes,
         own: Identity,
-        on_host: Callable[[socket.socket, Identity], None],
+        on_node: Callable[[socket.socket, Identity], None],
         *,
         wanted: frozenset[int] | None = None,
         tls: Tls | None = None,
@@ -70,7 +70,7 @@ class Listener:
                 f"hosts are let in at one address, not at all that this machine has ({address[0]!r}): name "
                 f"the one that the other hosts can reach"
             )
-        self._token, self._own, self._on_host = token, own, on_host
+        self._token, self._own, self._on_node = token, own, on_node
         self._wanted, self._tls, self._time_limit = wanted, tls, time_limit
         self._most_pending = most_pending
         self._lock = threading.Lock()
@@ -130,7 +130,7 @@ class Listener:
             hang_up(sock)
             return
         try:
-            threads.start(self._greet, "handshake", one)
+            threads.start(self._handshake, "handshake", one)
         except SystemLimitError:  # the system has no more threads
             with self._lock:
                 self._pending.remove(one)
@@ -153,7 +153,7 @@ class Listener:
             self._pending.append(one)
             return one
 
-    def _greet(self, one: _Pending) -> None:
+    def _handshake(self, one: _Pending) -> None:
         deadline = _core.monotonic() + self._time_limit
         other: Identity | None = None
         try:
@@ -188,7 +188,7 @@ class Listener:
                 self._note(str(error))
                 hang_up(one.sock)
                 return
-        self._on_host(came, other)
+        self._on_node(came, other)
 
     def _note(self, reason: str) -> None:
         with self._lock:
@@ -207,13 +207,13 @@ def _break_off(sock: socket.socket) -> None:
 _FIRST_PAUSE, _LONGEST_PAUSE, _SHARE = 0.01, 0.5, 0.125
 
 
-class _Host:
+class _Node:
     """Node that this one connects to."""
 
     def __init__(self, pauses: Pauses) -> None:
         self.pauses = pauses
-        #: Whether the other node has greeted over the last connection.
-        self.greeted = False
+        #: Whether the last connection came about for both pumps.
+        self.connected = False
         #: Counts the ends of connections, or of the node itself, that the thread has not handled yet.
         self.ends = threading.Semaphore(0)
         self.lost = Flag()
@@ -227,50 +227,50 @@ class Redials:
     the first connection on: later none may be had, and without a connection the node would be lost."""
 
     def __init__(self, dial: Callable[[int], object], window: float) -> None:
-        """``dial(host)`` makes a connection, or raises ``OSError`` or ``HandshakeError``. ``window``: seconds
-        without one, after which a host is lost."""
+        """``dial(node)`` makes a connection, or raises ``OSError`` or ``HandshakeError``. ``window``: seconds
+        without one, after which a node is lost."""
         self._dial = dial
         self._longest = min(_LONGEST_PAUSE, _SHARE * window)
-        self._hosts: dict[int, _Host] = {}
+        self._nodes: dict[int, _Node] = {}
 
-    def prepare(self, host: int) -> None:
-        """Start the thread that will connect to ``host``. ``SystemLimitError`` if no thread can be had."""
-        if host in self._hosts:
+    def prepare(self, node: int) -> None:
+        """Start the thread that will connect to ``node``. ``SystemLimitError`` if no thread can be had."""
+        if node in self._nodes:
             return
-        one = _Host(Pauses(_FIRST_PAUSE, self._longest))
-        threads.start(self._keep, "redial", host, one)
-        self._hosts[host] = one
+        one = _Node(Pauses(_FIRST_PAUSE, self._longest))
+        threads.start(self._keep, "redial", node, one)
+        self._nodes[node] = one
 
     def begin(
         self,
-        host: int,
+        node: int,
         dial: Callable[[], object],
         tell: Callable[[Exception | None], object],
     ) -> None:
-        """Have ``dial()`` make the first connection to a host that this is prepared for, which may take long.
+        """Have ``dial()`` make the first connection to a node that this is prepared for, which may take long.
         ``tell`` is called by another thread: with nothing, or with why there is none. There may be another
         first one then."""
-        one = self._hosts[host]
+        one = self._nodes[node]
         one.first = dial, tell
         one.ends.release()
 
-    def greeted(self, host: int) -> None:
-        """Note that a connection to ``host`` has come about for both pumps."""
-        if host in self._hosts:
-            self._hosts[host].greeted = True
+    def connected(self, node: int) -> None:
+        """Note that a connection to ``node`` has come about for both pumps."""
+        if node in self._nodes:
+            self._nodes[node].connected = True
 
-    def broken(self, host: int) -> None:
-        """Connect again, if this node makes the connections to ``host``: one of them has ended."""
-        if host in self._hosts:
-            self._hosts[host].ends.release()
+    def broken(self, node: int) -> None:
+        """Connect again, if this node makes the connections to ``node``: one of them has ended."""
+        if node in self._nodes:
+            self._nodes[node].ends.release()
 
-    def lost(self, host: int) -> None:
-        """Give up connecting to ``host``, which is lost."""
-        if host in self._hosts:
-            self._hosts[host].lost.set()
-            self._hosts[host].ends.release()
+    def lost(self, node: int) -> None:
+        """Give up connecting to ``node``, which is lost."""
+        if node in self._nodes:
+            self._nodes[node].lost.set()
+            self._nodes[node].ends.release()
 
-    def _keep(self, host: int, one: _Host) -> None:
+    def _keep(self, node: int, one: _Node) -> None:
         while True:
             one.ends.acquire()
             first, one.first = one.first, None
@@ -278,14 +278,14 @@ class Redials:
                 _begin(*first)
                 continue
             while not one.lost.is_set():
-                if one.greeted:
-                    one.greeted = False
+                if one.connected:
+                    one.connected = False
                     one.pauses.begin_anew()
-                # A node that has given this one up lets it in, and ends each connection before it greets.
+                # A node that has given this one up lets it in, and ends each connection before the handshake.
                 elif one.lost.wait(one.pauses.next()):
                     return
                 try:
-                    self._dial(host)
+                    self._dial(node)
                     break
                 except (OSError, HandshakeError):
                     continue

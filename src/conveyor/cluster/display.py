@@ -45,7 +45,7 @@ class NodeSeen(Struct, frozen=True):
     waits for, on behalf of its processes."""
 
     name: str
-    pages: tuple[ProcessSnapshot, ...] = ()
+    snapshots: tuple[ProcessSnapshot, ...] = ()
     unknown: str = ""
     troubles: tuple[str, ...] = ()
 
@@ -61,15 +61,15 @@ class NodeSeen(Struct, frozen=True):
         if error is not None:
             return cls(name, (), str(error) or type(error).__name__)
         seen = answer.result()
-        return cls(name, tuple(seen.pages), "", in_words(seen.troubles, names))
+        return cls(name, tuple(seen.snapshots), "", in_words(seen.troubles, names))
 
 
 def in_words(troubles: Mapping[int, str], names: Mapping[int, str]) -> tuple[str, ...]:
     """Describe what keeps one node from fetching values from others, which are given by their numbers."""
     return tuple(
-        f"values that lie on {names[host]} are waited for, to which {trouble}"
-        for host, trouble in troubles.items()
-        if host in names and trouble
+        f"values that lie on {names[node]} are waited for, to which {trouble}"
+        for node, trouble in troubles.items()
+        if node in names and trouble
     )
 
 
@@ -77,7 +77,7 @@ class Display:
     """The driver's."""
 
     def __init__(self, events: EventLoop, gather: Callable[[bool], Sequence[NodeSeen]]) -> None:
-        """``gather(stacks)`` asks the hosts; it is called on a thread of its own."""
+        """``gather(stacks)`` asks the nodes; it is called on a thread of its own."""
         self._events, self._gather = events, gather
         self._free = threading.BoundedSemaphore(_MOST)
         key, name = new_key(), new_name()

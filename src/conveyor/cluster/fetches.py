@@ -5,7 +5,7 @@ A keeper may write to its value at any time, and a later fetch must see that. So
 value is on its way, or soon after, does not just get the same bytes. They are compared with the keeper's
 value of that moment, for which only digests travel, and fetched again if it differs.
 
-A value is put where it is wanted: each waiting process has made room for it, in a file.
+A value is put where it is wanted: each waiting process has made a buffer for it, in a file.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from conveyor.exceptions import SystemLimitError
 from conveyor.pauses import Pauses
 from conveyor.runtime import threads
 from conveyor.runtime.messages import Connection, all_of
-from conveyor.runtime.remote_memory import Brought, Room, RoomAt, Wanted
-from conveyor.runtime.stored_values import KeptAt
-from conveyor.worker.remote_memory import Come, GiveUp, Hold, LeaseThere, ToHost, Want
+from conveyor.runtime.remote_memory import Brought, ReceiveBuffer, ReceiveFile, Wanted
+from conveyor.runtime.stored_values import StoreSnapshot
+from conveyor.worker.remote_memory import Come, GiveUp, Hold, LeaseThere, ToNode, Want
 
 #: Bytes that are copied from one file to another at a time.
 _COPIED = 1 << 20
@@ -47,22 +47,22 @@ class Waiter:
 
     def __init__(
         self,
-        room: Room | RoomAt | None,
+        buffer: ReceiveBuffer | ReceiveFile | None,
         tell: Callable[[Brought], object],
         progress: Callable[[int], object] = lambda _: None,
     ) -> None:
-        """``room``: where it is to be put; ``None``: it is told with the news. ``tell(brought)`` is called
+        """``buffer``: where it is to be put; ``None``: it is told with the news. ``tell(brought)`` is called
         once, by any thread. ``progress(done)`` is told how many bytes there are."""
-        self._fd = -1 if room is None else descriptors.duplicate(room.fd)
-        self.at = 0 if room is None else room.at
+        self._fd = -1 if buffer is None else descriptors.duplicate(buffer.fd)
+        self.at = 0 if buffer is None else buffer.at
         self.tell, self.progress = tell, progress
-        #: Whether the process has given up. Once it has been told so, its room is not written to.
+        #: Whether the process has given up. Once it has been told so, its buffer is not written to.
         self.gave_up = False
-        #: The outcome for this process where its room could not be written to.
+        #: The outcome for this process where its buffer could not be written to.
         self.refused: Brought | None = None
 
     @property
-    def has_room(self) -> bool:
+    def has_buffer(self) -> bool:
         return self._fd >= 0
 
     @property
@@ -71,7 +71,7 @@ class Waiter:
         return not self.gave_up and self.refused is None
 
     def put(self, piece: memoryview | bytes, at: int) -> None:
-        """Write a piece of the value. If the room cannot be written to, this waiter alone has failed: the
+        """Write a piece of the value. If the buffer cannot be written to, this waiter alone has failed: the
         others go on."""
         if self._fd >= 0:
             try:
@@ -86,12 +86,12 @@ class Waiter:
         return os.pread(self._fd, size, self.at + at)
 
     def done(self, brought: Brought) -> None:
-        """Tell the process that the value has come, or never will. Nothing is written to the room from now
+        """Tell the process that the value has come, or never will. Nothing is written to the buffer from now
         on."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-        # The receiver of the news may hold this object, and has the room: no cycle is to keep that alive.
+        # The receiver of the news may hold this object, and has the buffer: no cycle is to keep that alive.
         tell, self.tell = self.tell, lambda _: None
         tell(brought)
 
@@ -106,7 +106,7 @@ def failure(error: Exception) -> Brought:
 NOBODY_WAITS = Brought(None, errno.ECANCELED, "nobody waits for it any more")
 
 
-class Flight(Struct, eq=False):
+class Fetch(Struct, eq=False):
     """waiting: who gets what is on its way. late: who has come meanwhile. shared: others may want it soon
     after. file: where a copy is, that nobody writes to; -1: nowhere. keeps_until: that is kept so long for
     others; 0: it is on its way. talks: the connection over which it comes."""
@@ -127,7 +127,7 @@ class Flight(Struct, eq=False):
 
     def give_up(self, waiter: Waiter) -> bool:
         """Give up, since the waiter's process wants the value no more. Return whether it may be told at once,
-        because nothing is written to its room; otherwise the writer tells it."""
+        because nothing is written to its buffer; otherwise the writer tells it."""
         if waiter in self.late:
             self.late.remove(waiter)
             return True
@@ -160,13 +160,13 @@ class Flight(Struct, eq=False):
             at += len(piece)
 
     def small(self) -> bytes | None:
-        """Return the content of the file if a waiting process has no room for it; otherwise ``None``."""
-        if all(one.has_room for one in self.waiting):
+        """Return the content of the file if a waiting process has no buffer for it; otherwise ``None``."""
+        if all(one.has_buffer for one in self.waiting):
             return None
         return os.pread(self.file, self.size, 0)
 
     def keep(self, data: bytes | None) -> None:
-        """Keep a copy in a file, if there is room for one: of ``data``, or of what a waiter's room has."""
+        """Keep a copy in a file, if there is room for one: of ``data``, or of what a waiter's buffer has."""
         self.open()
         if self.file < 0:
             return
@@ -202,9 +202,9 @@ def _write(fd: int, piece: memoryview | bytes, at: int) -> None:
 
 
 #: How often a connection may break before a byte comes, and seconds before it is tried again: at first, and
-#: at most. A keeper's host that has no room to read with does not tell when it has.
+#: at most. A keeper's node that has no room to read with does not tell when it has.
 _MOST_BREAKS, _FIRST_PAUSE, _LONGEST_PAUSE = 10, 0.01, 0.1
-#: Values that come from one host at the same time, each over a connection of its own; and seconds that a
+#: Values that come from one node at the same time, each over a connection of its own; and seconds that a
 #: thread waits for the next one.
 _MOST_AT_ONCE, _IDLE = 4, 5.0
 
@@ -231,38 +231,38 @@ class Source(Supply):
     def __init__(
         self,
         dial: Callable[[], socket.socket],
-        fly: Callable[[Source, Flight], object],
+        run: Callable[[Source, Fetch], object],
         expire: Callable[[float], float | None],
     ) -> None:
-        """``dial()``: a new connection. ``fly(source, flight)`` brings one here. ``expire(now)`` lets go of
+        """``dial()``: a new connection. ``run(source, fetch)`` runs one. ``expire(now)`` lets go of
         what has been kept long enough, and says when there will be more of that, if ever."""
         super().__init__(dial, _unreachable, _MOST_AT_ONCE)
-        self._fly, self._expire = fly, expire
-        self._flights: deque[Flight] = deque()
-        # Reentrant: a signal handler may fetch something while its thread puts a flight there.
-        self._turn = threading.RLock()
-        self._arrival = threading.Condition(self._turn)
+        self._run, self._expire = run, expire
+        self._fetches: deque[Fetch] = deque()
+        # Reentrant: a signal handler may fetch something while its thread puts a fetch there.
+        self._queue_lock = threading.RLock()
+        self._arrival = threading.Condition(self._queue_lock)
         self._workers = self._resting = 0
 
-    def put(self, flight: Flight) -> None:
-        """Queue a flight, to be fetched in its turn."""
-        with self._turn:
-            self._flights.append(flight)
+    def put(self, fetch: Fetch) -> None:
+        """Queue a fetch, to be fetched in its turn."""
+        with self._queue_lock:
+            self._fetches.append(fetch)
         self.look()
 
     def look(self) -> None:
         """Make sure that a thread fetches what is queued. If no thread can be had, the caller's thread does
         it."""
-        with self._turn:
+        with self._queue_lock:
             self._arrival.notify()
-            needed = len(self._flights) > self._resting and self._workers < _MOST_AT_ONCE
+            needed = len(self._fetches) > self._resting and self._workers < _MOST_AT_ONCE
             if needed:
                 self._workers += 1
         if needed:
             try:
                 threads.start(self._work, "fetch")
             except SystemLimitError:  # no thread is to be had: whoever waits is not left alone
-                with self._turn:
+                with self._queue_lock:
                     self._workers -= 1
                     nobody = not self._workers
                 if nobody:
@@ -272,7 +272,7 @@ class Source(Supply):
     def close(self) -> None:
         """End all fetches: those that are queued fail."""
         super().close()
-        with self._turn:
+        with self._queue_lock:
             self._arrival.notify_all()
 
     def _work(self) -> None:
@@ -280,42 +280,42 @@ class Source(Supply):
             while self._is_worth_waiting():
                 self._work_off()
         except BaseException:
-            with self._turn:
+            with self._queue_lock:
                 self._workers -= 1
             raise
 
     def _work_off(self) -> None:
         while True:
-            with self._turn:
-                if not self._flights:
+            with self._queue_lock:
+                if not self._fetches:
                     return
-                flight = self._flights.popleft()
-            self._fly(self, flight)
+                fetch = self._fetches.popleft()
+            self._run(self, fetch)
 
     def _is_worth_waiting(self) -> bool:
-        """Wait for a flight. False: none has come for some time, and nothing is kept, so the thread ends."""
+        """Wait for a fetch. False: none has come for some time, and nothing is kept, so the thread ends."""
         until = _core.monotonic() + _IDLE
         while True:
             now = _core.monotonic()
-            kept = self._expire(now)
-            with self._turn:
-                if self._flights:
+            expires = self._expire(now)
+            with self._queue_lock:
+                if self._fetches:
                     return True
-                if self._closed.is_set() or (now >= until and kept is None):
+                if self._closed.is_set() or (now >= until and expires is None):
                     self._workers -= 1
                     return False
-                ends = [end for end in (until, kept) if end is not None and end > now]
+                ends = [end for end in (until, expires) if end is not None and end > now]
                 self._resting += 1
                 try:
                     self._arrival.wait(min(ends) - now if ends else 0.0)
                 finally:
                     self._resting -= 1
 
-    def bring(self, flight: Flight) -> bytes | None:
-        """Fetch the value and put it where it is wanted. Returns the value if some waiter has no room and
+    def run(self, fetch: Fetch) -> bytes | None:
+        """Fetch the value and put it where it is wanted. Returns the value if some waiter has no buffer and
         no file has it. ``OSError`` if it cannot be had."""
-        wanted, size, at = flight.wanted, flight.size, 0
-        needs = flight.file < 0 and any(not one.has_room for one in flight.waiting)
+        wanted, size, at = fetch.wanted, fetch.size, 0
+        needs = fetch.file < 0 and any(not one.has_buffer for one in fetch.waiting)
         data = bytearray(size if needs else 0)
         piece = memoryview(bytearray(min(size, PIECE)))
 
@@ -329,34 +329,34 @@ class Source(Supply):
                     hear_into(sock, part)
                     if needs:
                         data[at : at + came] = part
-                    flight.put(part, at)
+                    fetch.put(part, at)
                 at += came
-                if not flight.is_wanted:
+                if not fetch.is_wanted:
                     raise _NotWanted
             if at < size:
                 raise ConnectionError("less has come than was asked for")
 
-        self._ask(flight, take, lambda: at)
+        self._ask(fetch, take, lambda: at)
         return bytes(data) if needs else None
 
-    def is_same(self, flight: Flight) -> bool:
-        """Whether the keeper's value still equals the one in the flight's file."""
+    def is_same(self, fetch: Fetch) -> bool:
+        """Whether the keeper's value still equals the one in the fetch's file."""
         came: list[bytes] = []
-        kept = list(_digests(flight.wanted, flight.file))
+        expected = list(_digests(fetch.wanted, fetch.file))
 
         def take(sock: socket.socket) -> None:
             came.clear()
-            sock.sendall(requested(flight.wanted, 0, digests=True))
+            sock.sendall(requested(fetch.wanted, 0, digests=True))
             while (some := _hear(sock)) > 0:
-                if some != DIGEST.size or len(came) == len(kept):
+                if some != DIGEST.size or len(came) == len(expected):
                     raise ConnectionError("more has come than was asked for")
                 came.append(hear(sock, some))
 
-        self._ask(flight, take, lambda: 0)
-        return came == kept or not flight.size
+        self._ask(fetch, take, lambda: 0)
+        return came == expected or not fetch.size
 
     def _ask(
-        self, flight: Flight, take: Callable[[socket.socket], None], at: Callable[[], int]
+        self, fetch: Fetch, take: Callable[[socket.socket], None], at: Callable[[], int]
     ) -> None:
         """Have ``take`` talk over a connection, and over another one if that breaks. ``at()``: how far
         ``take`` has come."""
@@ -365,24 +365,24 @@ class Source(Supply):
             sock = None
             try:
                 sock = self._take()
-                flight.talks = sock
-                if not flight.is_wanted:  # maybe before that was known
+                fetch.talks = sock
+                if not fetch.is_wanted:  # maybe before that was known
                     raise _NotWanted
                 take(sock)
-                flight.talks = None
+                fetch.talks = None
                 self._give_back(sock)
                 return
             except _Refused as error:
                 assert sock is not None
-                flight.talks = None
+                fetch.talks = None
                 self._give_back(sock)
                 raise OSError(error.args[0], os.strerror(error.args[0])) from None
             except _Unreachable as error:
                 raise OSError(errno.EHOSTUNREACH, f"its host cannot be reached: {error}") from error
             except (OSError, HandshakeError, _NotWanted) as error:
-                flight.talks = None
+                fetch.talks = None
                 self._end(sock)
-                if not flight.is_wanted:
+                if not fetch.is_wanted:
                     raise OSError(errno.ECANCELED, "nobody waits for it any more") from None
                 breaks += 1
                 if at() != before:
@@ -394,7 +394,7 @@ class Source(Supply):
                     text = f"the connection to its host breaks again and again: {error}"
                     raise ConnectionError(errno.ECONNABORTED, text) from error
             except BaseException:
-                flight.talks = None
+                fetch.talks = None
                 self._end(sock)
                 raise
 
@@ -424,24 +424,24 @@ class Fetches:
 
     def __init__(
         self,
-        host_of: Callable[[int], int | None],
+        node_of: Callable[[int], int | None],
         dial: Callable[[int], socket.socket],
         note: Callable[[int, int, int], object],
         own: int = 0,
-        kept: Callable[[], list[KeptAt]] = list,
+        stored: Callable[[], list[StoreSnapshot]] = list,
     ) -> None:
-        """``host_of(slot)``: the number of the host of the process in that slot; ``None``: it has none.
-        ``dial(host)``: a new connection to that host's ``Memories``. ``note(slot, number, done)`` is told how
-        many bytes there are of the value of that number, for the process in that slot. ``own``, ``kept()``:
-        the slot of this host's own process, and what processes of other hosts keep, where it is one of the
+        """``node_of(slot)``: the number of the node of the process in that slot; ``None``: it has none.
+        ``dial(node)``: a new connection to that node's ``Memories``. ``note(slot, number, done)`` is told how
+        many bytes there are of the value of that number, for the process in that slot. ``own``, ``stored()``:
+        the slot of this node's own process, and what processes of other nodes keep, where it is one of the
         session's."""
-        self._host_of, self._dial, self.kept = host_of, dial, kept
+        self._node_of, self._dial, self.stored = node_of, dial, stored
         self.note, self._own = note, own
         # Reentrant: a signal handler may fetch something while its thread does.
         self._lock = threading.RLock()
         #: How often memory has come, and how many bytes.
         self.transfers = self.bytes = 0
-        self._flights: dict[Wanted, Flight] = {}
+        self._fetches: dict[Wanted, Fetch] = {}
         #: Values that have come lately, and until when they count as such.
         self._lately: dict[Wanted, float] = {}
         self._sources: dict[int, Source] = {}
@@ -450,10 +450,12 @@ class Fetches:
         self._closed = False
 
     def fetch(
-        self, wanted: Wanted, room: Room | None, tell: Callable[[Brought], object]
+        self, wanted: Wanted, buffer: ReceiveBuffer | None, tell: Callable[[Brought], object]
     ) -> Callable[[], object]:
         """See ``runtime.remote_memory.RemoteMemory``."""
-        return self.bring(wanted, Waiter(room, tell, partial(self.note, self._own, wanted.number)))
+        return self.fetch_for(
+            wanted, Waiter(buffer, tell, partial(self.note, self._own, wanted.number))
+        )
 
     def introduce(self, process: Reader) -> bool:
         """Return false; see ``runtime.remote_memory.RemoteMemory``. A node that asks itself is the driver's,
@@ -461,7 +463,7 @@ class Fetches:
         return False
 
     def serve(self, sock: socket.socket) -> None:
-        """Fetch what a process of this host asks for over ``sock``, which is the host's from now on."""
+        """Fetch what a process of this node asks for over ``sock``, which is the node's from now on."""
         service = RemoteMemoryService(self, sock, self._over)
         with self._lock:
             self._services.add(service)
@@ -470,7 +472,7 @@ class Fetches:
             service.connection.hang_up()
             self._over(service)
 
-    def bring(self, wanted: Wanted, waiter: Waiter) -> Callable[[], object]:
+    def fetch_for(self, wanted: Wanted, waiter: Waiter) -> Callable[[], object]:
         """Fetch a value for ``waiter``, who is told once, by any thread. Returns the function that gives the
         wait up: the waiter is told that, too."""
         try:
@@ -479,34 +481,34 @@ class Fetches:
             waiter.done(failure(error))
             return lambda: None
         with self._lock:
-            flight = self._flights.get(wanted)
-            if flight is None:
+            fetch = self._fetches.get(wanted)
+            if fetch is None:
                 shared = self._lately.get(wanted, 0.0) > _core.monotonic()
-                flight = self._flights[wanted] = Flight(wanted, wanted.size, [waiter], [], shared)
-            elif flight.keeps_until:
-                flight.keeps_until = 0.0
-                flight.waiting = [waiter]
+                fetch = self._fetches[wanted] = Fetch(wanted, wanted.size, [waiter], [], shared)
+            elif fetch.keeps_until:
+                fetch.keeps_until = 0.0
+                fetch.waiting = [waiter]
             else:
-                flight.late.append(waiter)
-                flight.shared = True
-            begins = flight.waiting == [waiter]
+                fetch.late.append(waiter)
+                fetch.shared = True
+            begins = fetch.waiting == [waiter]
         if begins:
-            source.put(flight)
+            source.put(fetch)
         else:
             source.look()
-        return lambda: self._give_up(flight, waiter)
+        return lambda: self._give_up(fetch, waiter)
 
     def troubles(self) -> dict[int, str]:
         """Return why connecting to a node currently fails, by node; see :attr:`Supply.trouble`."""
         with self._lock:
             sources = list(self._sources.items())
-        return {host: source.trouble for host, source in sources if source.trouble}
+        return {node: source.trouble for node, source in sources if source.trouble}
 
-    def lose(self, host: int) -> None:
+    def lose(self, node: int) -> None:
         """Forget a node that is lost, and let go of all copies that are kept, those of other nodes too."""
         with self._lock:
-            self._lost.add(host)
-            source = self._sources.pop(host, None)
+            self._lost.add(node)
+            source = self._sources.pop(node, None)
         if source is not None:
             source.close()
             # The source's threads end, and nothing else would let go of its kept copies. Those of others go,
@@ -529,88 +531,88 @@ class Fetches:
         with self._lock:
             self._services.discard(service)
 
-    def _give_up(self, flight: Flight, waiter: Waiter) -> None:
+    def _give_up(self, fetch: Fetch, waiter: Waiter) -> None:
         with self._lock:
-            at_once = flight.give_up(waiter)
+            at_once = fetch.give_up(waiter)
         if at_once:
             waiter.done(NOBODY_WAITS)
 
-    def _fly(self, source: Source, flight: Flight) -> None:
+    def _run(self, source: Source, fetch: Fetch) -> None:
         """Fetch the value for all who want it by now. Runs on a thread of the source's."""
         going = True
         while going:
             try:
-                brought = self._brought(source, flight)
+                brought = self._brought(source, fetch)
             except Exception as failed:  # whatever it is, they wait
-                flight.close()
+                fetch.close()
                 brought = failure(failed)
             with self._lock:
-                told, flight.waiting, flight.late = flight.waiting, flight.late, []
-                going = bool(flight.waiting)
+                waiters, fetch.waiting, fetch.late = fetch.waiting, fetch.late, []
+                going = bool(fetch.waiting)
                 if not going:
-                    self._keep(source, flight)
-            for waiter in told:
+                    self._keep(source, fetch)
+            for waiter in waiters:
                 waiter.done(NOBODY_WAITS if waiter.gave_up else waiter.refused or brought)
 
-    def _brought(self, source: Source, flight: Flight) -> Brought:
-        if not flight.is_wanted:
+    def _brought(self, source: Source, fetch: Fetch) -> Brought:
+        if not fetch.is_wanted:
             raise OSError(errno.ECANCELED, NOBODY_WAITS.why)
-        if flight.file >= 0 and source.is_same(flight):
-            flight.copy()
-            return Brought(flight.small())
-        flight.close()
-        if flight.shared and flight.size >= LINGER_FROM:
-            flight.open()
-        data = source.bring(flight)
+        if fetch.file >= 0 and source.is_same(fetch):
+            fetch.copy()
+            return Brought(fetch.small())
+        fetch.close()
+        if fetch.shared and fetch.size >= LINGER_FROM:
+            fetch.open()
+        data = source.run(fetch)
         with self._lock:
-            self.transfers, self.bytes = self.transfers + 1, self.bytes + flight.size
-            is_wanted = bool(flight.late)
-        if is_wanted and flight.file < 0:
-            flight.keep(data)
+            self.transfers, self.bytes = self.transfers + 1, self.bytes + fetch.size
+            is_wanted = bool(fetch.late)
+        if is_wanted and fetch.file < 0:
+            fetch.keep(data)
         return Brought(data)
 
-    def _keep(self, source: Source, flight: Flight) -> None:
-        """Keep a flight that nobody wants any more, since others may soon. Call with the lock."""
+    def _keep(self, source: Source, fetch: Fetch) -> None:
+        """Keep a fetch that nobody wants any more, since others may soon. Call with the lock."""
         now = _core.monotonic()
         for wanted in [one for one, until in self._lately.items() if until <= now]:
             del self._lately[wanted]
-        if flight.size >= LINGER_FROM:
-            self._lately[flight.wanted] = now + LINGER
-        if flight.file < 0 or flight.size < LINGER_FROM or source.closed:
-            flight.close()
-            del self._flights[flight.wanted]
+        if fetch.size >= LINGER_FROM:
+            self._lately[fetch.wanted] = now + LINGER
+        if fetch.file < 0 or fetch.size < LINGER_FROM or source.closed:
+            fetch.close()
+            del self._fetches[fetch.wanted]
             return
-        kept = [one for one in self._flights.values() if one.keeps_until]
-        if len(kept) >= _MOST_LINGERING:
-            self._drop(min(kept, key=lambda one: one.keeps_until))
-        flight.keeps_until = now + LINGER
+        cached = [one for one in self._fetches.values() if one.keeps_until]
+        if len(cached) >= _MOST_LINGERING:
+            self._drop(min(cached, key=lambda one: one.keeps_until))
+        fetch.keeps_until = now + LINGER
 
-    def _drop(self, flight: Flight) -> None:
-        """Drop a flight and its copy. Call with the lock."""
-        flight.close()
-        del self._flights[flight.wanted]
+    def _drop(self, fetch: Fetch) -> None:
+        """Drop a fetch and its copy. Call with the lock."""
+        fetch.close()
+        del self._fetches[fetch.wanted]
 
     def _expire(self, now: float) -> float | None:
         """Drop copies that have been kept long enough. Returns when the next one expires, or ``None``."""
         with self._lock:
-            kept = [one for one in self._flights.values() if one.keeps_until]
-            for one in kept:
+            cached = [one for one in self._fetches.values() if one.keeps_until]
+            for one in cached:
                 if one.keeps_until <= now:
                     self._drop(one)
-            return min((one.keeps_until for one in kept if one.keeps_until > now), default=None)
+            return min((one.keeps_until for one in cached if one.keeps_until > now), default=None)
 
     def _source(self, wanted: Wanted) -> Source:
-        host = self._host_of(wanted.process[0])
+        node = self._node_of(wanted.process[0])
         with self._lock:
-            if host is None or host in self._lost:
+            if node is None or node in self._lost:
                 raise ProcessLookupError(errno.ESRCH, "its host is lost, or it has ended")
             if self._closed:
                 raise ConnectionError(errno.ECONNRESET, "the session is over")
-            source = self._sources.get(host)
+            source = self._sources.get(node)
             if source is None:
-                number = host
-                source = self._sources[host] = Source(
-                    lambda: self._dial(number), self._fly, self._expire
+                number = node
+                source = self._sources[node] = Source(
+                    lambda: self._dial(number), self._run, self._expire
                 )
             return source
 
@@ -630,7 +632,7 @@ class RemoteMemoryService:
         self._refused: OSError | None = None
         self.connection = Connection(sock, "memory", self._on_message, self._on_end)
 
-    def _on_message(self, message: ToHost, fds: list[int]) -> None:
+    def _on_message(self, message: ToNode, fds: list[int]) -> None:
         self.handlers[type(message)](self, message, fds)
 
     def _on_end(self) -> None:
@@ -664,12 +666,12 @@ class RemoteMemoryService:
             self.connection.soon(self.connection.hang_up)  # the next one may have it
             return
         try:
-            room = None if message.at is None else RoomAt(all_of(fds, 1)[0], message.at)
-            waiter = Waiter(room, tell, note)
+            buffer = None if message.at is None else ReceiveFile(all_of(fds, 1)[0], message.at)
+            waiter = Waiter(buffer, tell, note)
         except OSError as error:  # no descriptor is left here, or the file has not come
             tell(failure(error))
             return
-        give_up = self._fetches.bring(message.wanted, waiter)
+        give_up = self._fetches.fetch_for(message.wanted, waiter)
         self._given_up[number] = give_up
         if came:  # maybe before that was noted
             self._given_up.pop(number, None)
@@ -681,5 +683,5 @@ class RemoteMemoryService:
 
     #: The handler of each kind of message.
     handlers: ClassVar[
-        Mapping[type[ToHost], Callable[[RemoteMemoryService, Any, list[int]], None]]
+        Mapping[type[ToNode], Callable[[RemoteMemoryService, Any, list[int]], None]]
     ] = {Hold: _hold, Want: _want, GiveUp: _give_up}

@@ -5,9 +5,9 @@ checks that message (:class:`_core.Acceptor`), so strangers cost no Python. A st
 and send it again: so the handshake follows.
 
 Each message has one size, so a stranger cannot make the listener read more. The side that has dialled proves
-itself first. Proofs are HMAC-SHA256 over both hellos, with the role of the prover: a proof is good neither
-for another connection nor for the other role. Versions are compared when both have proved themselves. Nothing
-is unpickled.
+itself first. Proofs are HMAC-SHA256 over both identities, with the role of the prover: a proof is good
+neither for another connection nor for the other role. Versions are compared when both have proved themselves.
+Nothing is unpickled.
 
 Later messages are neither signed nor encrypted, unless the whole connection goes over TLS. Then the proofs
 cover its certificates: somebody between the nodes would show other ones.
@@ -41,7 +41,7 @@ _MAGIC = b"conveyor"
 _NONCE = 32
 _ADMITTED = b"\1"
 # magic, protocol, wire, host, python, purpose, version, nonce
-_HELLO = struct.Struct("!8sHHIHH4x24s32s")
+_IDENTITY = struct.Struct("!8sHHIHH4x24s32s")
 _PROOF = 32
 _VERDICT = struct.Struct("!32sB")
 #: Seconds after which another try to connect is made beside the first, and how many there are.
@@ -86,7 +86,7 @@ class Identity(Struct, frozen=True):
     """Identity of one side of a connection: the number of its node, what it runs, and what it connects
     for."""
 
-    host: int
+    node: int
     conveyor: str
     python: tuple[int, int] = sys.version_info[:2]
     protocol: int = CONNECTION_VERSION
@@ -98,7 +98,7 @@ class Identity(Struct, frozen=True):
         for name in ("protocol", "wire", "conveyor", "python"):
             here, there = getattr(self, name), getattr(other, name)
             if here != there:
-                return f"{name}: {here} on host {self.host}, {there} on host {other.host}"
+                return f"{name}: {here} on host {self.node}, {there} on host {other.node}"
         return None
 
 
@@ -143,21 +143,21 @@ def dial(
         time.sleep(pause)
 
 
-def dial_host(
-    host: int,
+def dial_node(
+    node: int,
     address: tuple[str, int],
     token: bytes,
     own: Identity,
     timeout: float,
     tls: Tls | None = None,
 ) -> socket.socket:
-    """Connect as :func:`dial` does, to node ``host``. ``HandshakeError`` if another node has taken its
+    """Connect as :func:`dial` does, to node ``node``. ``HandshakeError`` if another node has taken its
     address."""
     sock, other = dial(address, token, own, timeout, tls)
-    if other.host != host:
+    if other.node != node:
         hang_up(sock)
         raise HandshakeError(
-            f"host {other.host} of the session is at {address[0]}:{address[1]}, where host {host} was"
+            f"host {other.node} of the session is at {address[0]}:{address[1]}, where host {node} was"
         )
     return sock
 
@@ -193,11 +193,11 @@ def _introduced(
         raise
 
 
-def hand_over(sock: socket.socket, pump: _core.HostPump, host: int) -> None:
-    """Give the connection to ``host`` to the pump. If the pump does not take it, the connection is ended and
-    ``OSError`` raised: the pump has been stopped, or has given the host up."""
+def hand_over(sock: socket.socket, pump: _core.HostPump, node: int) -> None:
+    """Give the connection to ``node`` to the pump. If the pump does not take it, the connection is ended and
+    ``OSError`` raised: the pump has been stopped, or has given the node up."""
     try:
-        pump.connect(sock.fileno(), host)  # which has a duplicate
+        pump.connect(sock.fileno(), node)  # which has a duplicate
     except BaseException:
         hang_up(sock)
         raise
@@ -210,7 +210,7 @@ def _refused(address: tuple[str, int], why: str) -> HandshakeError:
 
 def _connected(address: tuple[str, int], deadline: float) -> socket.socket | None:
     """The first of a few tries that comes about; ``None`` if none does in time. A lost packet of TCP's own
-    opening is sent again after a second, which is as long as a host may stay away; another try does not wait
+    opening is sent again after a second, which is as long as a node may stay away; another try does not wait
     for that."""
     family, kind, protocol, _, to = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
     tries: list[socket.socket] = []
@@ -275,16 +275,16 @@ def introduce(
     sock: socket.socket, token: bytes, own: Identity, deadline: float, binding: bytes = b""
 ) -> Identity:
     """Do the part of the side that has dialled. ``binding``: see :meth:`Tls.binding`."""
-    hello = _pack(own)
-    _say(sock, hello, deadline)
+    request = _pack(own)
+    _say(sock, request, deadline)
     try:
-        answer = _hear(sock, _HELLO.size, deadline)
+        answer = _hear(sock, _IDENTITY.size, deadline)
     except _GoneError as error:
         raise NotHeardError("the other side has no time for this one") from error
     _unpack(answer)  # that it is one
-    _say(sock, _proof(token, b"dials", binding, hello, answer), deadline)
+    _say(sock, _proof(token, b"dials", binding, request, answer), deadline)
     proof, verdict = _VERDICT.unpack(_hear(sock, _VERDICT.size, deadline, _HUNG_UP))
-    expected = _proof(token, b"listens", binding, hello, answer, bytes([verdict]))
+    expected = _proof(token, b"listens", binding, request, answer, bytes([verdict]))
     if not hmac.compare_digest(proof, expected):
         raise HandshakeError("the other side does not know this session's token")
     other = _unpack(answer)
@@ -303,23 +303,23 @@ def let_in(
     binding: bytes = b"",
 ) -> Identity:
     """Do the part of the side that listens. ``wanted``: the nodes that may come; ``None``: all."""
-    hello = _hear(sock, _HELLO.size, deadline)
-    other = _unpack(hello)
+    request = _hear(sock, _IDENTITY.size, deadline)
+    other = _unpack(request)
     answer = _pack(own)
     _say(sock, answer, deadline)
     proof = _hear(sock, _PROOF, deadline)
-    if not hmac.compare_digest(proof, _proof(token, b"dials", binding, hello, answer)):
+    if not hmac.compare_digest(proof, _proof(token, b"dials", binding, request, answer)):
         raise HandshakeError("somebody who does not know this session's token has connected")
     verdict = _FINE
     if own.difference(other) is not None:
         verdict = _OTHER_VERSION
-    elif other.host == own.host or (wanted is not None and other.host not in wanted):
+    elif other.node == own.node or (wanted is not None and other.node not in wanted):
         verdict = _NOT_WANTED
-    said = _proof(token, b"listens", binding, hello, answer, bytes([verdict]))
+    said = _proof(token, b"listens", binding, request, answer, bytes([verdict]))
     _say(sock, _VERDICT.pack(said, verdict), deadline)
     _check(own, other)
     if verdict != _FINE:
-        raise HandshakeError(f"host {other.host} has connected, which is not waited for")
+        raise HandshakeError(f"host {other.node} has connected, which is not waited for")
     return other
 
 
@@ -356,9 +356,9 @@ def secured(wrapped: ssl.SSLSocket, deadline: float) -> None:
         raise
 
 
-def _ready(sock: ssl.SSLSocket, way: int, deadline: float) -> bool:
+def _ready(sock: ssl.SSLSocket, events: int, deadline: float) -> bool:
     poll = select.poll()
-    poll.register(sock, way)
+    poll.register(sock, events)
     return bool(poll.poll(_left(deadline) * 1000))
 
 
@@ -374,11 +374,11 @@ def _check(own: Identity, other: Identity) -> None:
 def _pack(own: Identity) -> bytes:
     version = own.conveyor.encode()[:24]
     python = own.python[0] << 8 | own.python[1]
-    return _HELLO.pack(
+    return _IDENTITY.pack(
         _MAGIC,
         own.protocol,
         own.wire,
-        own.host,
+        own.node,
         python,
         own.purpose,
         version,
@@ -386,17 +386,17 @@ def _pack(own: Identity) -> bytes:
     )
 
 
-def _unpack(hello: bytes) -> Identity:
-    magic, protocol, wire, host, python, purpose, version, _ = _HELLO.unpack(hello)
+def _unpack(packed: bytes) -> Identity:
+    magic, protocol, wire, node, python, purpose, version, _ = _IDENTITY.unpack(packed)
     if magic != _MAGIC:
         raise HandshakeError("something has connected that does not speak Conveyor's protocol")
     text = version.rstrip(b"\0").decode("ascii", "replace")
-    return Identity(host, text, (python >> 8, python & 255), protocol, wire, purpose)
+    return Identity(node, text, (python >> 8, python & 255), protocol, wire, purpose)
 
 
 def _proof(token: bytes, role: bytes, binding: bytes, *said: bytes) -> bytes:
-    way = role + (b" over TLS\0" if binding else b"\0") + binding
-    return hmac.digest(token, b"conveyor handshake\0" + way + b"".join(said), "sha256")
+    context = role + (b" over TLS\0" if binding else b"\0") + binding
+    return hmac.digest(token, b"conveyor handshake\0" + context + b"".join(said), "sha256")
 
 
 def _left(deadline: float) -> float:

@@ -30,17 +30,17 @@ from conveyor.driver.hosts import (
     Cut,
     Forget,
     GiveUp,
-    Hand,
     Locate,
     MarkClosed,
     MarkRefused,
     NodeOrder,
     Reach,
+    SendDescriptors,
     Spread,
     Stand,
     TellWhenCome,
 )
-from conveyor.driver.hosts import ProcessSnapshot as LastPage
+from conveyor.driver.hosts import ProcessSnapshot as LastSnapshot
 from conveyor.graph.telemetry import Look, LookAtAll, Seen, StatusResponder
 from conveyor.runtime.broker import ClosedWord
 from conveyor.runtime.deadlock_detector import (
@@ -51,13 +51,13 @@ from conveyor.runtime.deadlock_detector import (
     look_at_waits,
 )
 from conveyor.runtime.events import EventLoop
-from conveyor.runtime.messages import receive_pickled, send_pickled, send_with_ticket
+from conveyor.runtime.messages import receive_pickled, send_pickled, send_with_id
 from conveyor.runtime.process import ArenaSize, close_all
 from conveyor.runtime.status import ProcessSnapshot
 
 
 class Local(Struct, eq=False):
-    """A process of this host. ``passed`` is what it gets last: its ends of both sockets."""
+    """A process of this node. ``passed`` is what it gets last: its ends of both sockets."""
 
     slot: int
     incarnation: int
@@ -87,10 +87,10 @@ class Local(Struct, eq=False):
 
 
 class Proxy(Struct, eq=False):
-    """A process of another host."""
+    """A process of another node."""
 
     incarnation: int
-    host: int
+    node: int
     arena_fd: int
     arena: _core.Arena
 
@@ -101,20 +101,20 @@ _TIME_LIMIT = 1.0
 
 
 class AgentCallbacks(Struct):
-    """Callbacks of a node agent. All run on the events' thread but ``reach`` and ``line``.
+    """Callbacks of a node agent. All run on the events' thread but ``reach`` and ``connection``.
 
     asked: a process has asked the driver for something. headless: the main thread of a process is gone.
-    reach: connect to that node, at that address, from now on. locate: that node is at that address. line:
-    open the connection of that number, whose other end a process of another node has; this node's process
-    gets the returned socket. memory: serve the other end of the returned socket, over which a process fetches
-    memory of other nodes.
+    reach: connect to that node, at that address, from now on. locate: that node is at that address.
+    connection: open the connection of that number, whose other end a process of another node has; this node's
+    process gets the returned socket. memory: serve the other end of the returned socket, over which a process
+    fetches memory of other nodes.
     """
 
     requested: Callable[[int, int, bytes], object]
     headless: Callable[[int], object]
     reach: Callable[[int, tuple[str, int]], object]
     locate: Callable[[int, tuple[str, int]], object]
-    line: Callable[[int], socket.socket]
+    connection: Callable[[int], socket.socket]
     memory: Callable[[], socket.socket]
 
 
@@ -127,14 +127,14 @@ class NodeAgent:
         driver: Reader,
         arena: ArenaSize,
         events: EventLoop,
-        told: AgentCallbacks,
+        callbacks: AgentCallbacks,
         window: float,
         session: int,
     ) -> None:
-        """``driver``: its process. ``window``: seconds without a connection, after which a host is lost.
+        """``driver``: its process. ``window``: seconds without a connection, after which a node is lost.
         ``session``: the number on the driver's process table."""
         self.arena = arena
-        self._driver, self._events, self._told = driver, events, told
+        self._driver, self._events, self._callbacks = driver, events, callbacks
         self.process_table = _core.ProcessTable.create(PROCESS_TABLE_SLOTS)
         self.process_table.session = session
         self.pump = _core.HostPump(self.process_table, number, window)
@@ -161,7 +161,9 @@ class NodeAgent:
     def look_at_all(self, look: LookAtAll) -> list[ProcessSnapshot]:
         """Report what all processes of this node are doing. May be called by any thread."""
         processes = [one.process for one in list(self._locals.values())]
-        return [self._status_responder.page(*process, stack=look.stacks) for process in processes]
+        return [
+            self._status_responder.snapshot(*process, stack=look.stacks) for process in processes
+        ]
 
     def look_at_waits(self, look: LookAtWaits) -> WaitsThere:
         """Report what the processes of this node wait for. May be called by any thread."""
@@ -176,13 +178,13 @@ class NodeAgent:
         one = self._locals.get(slot)
         return one is not None and one.incarnation == incarnation
 
-    def host_of(self, slot: int) -> int | None:
+    def node_of(self, slot: int) -> int | None:
         """Return the number of the node of the process in that slot, if that is another node."""
         proxy = self._proxies.get(slot)
-        return None if proxy is None else proxy.host
+        return None if proxy is None else proxy.node
 
     def given_at_start(self, slot: int, segments: list[int]) -> list[int]:
-        """Return the descriptors that a new process gets duplicates of; see ``orders.Hello``."""
+        """Return the descriptors that a new process gets duplicates of."""
         one, driver = self._locals[slot], self._proxies[self._driver[0]]
         return [
             self.process_table.fd,
@@ -194,11 +196,11 @@ class NodeAgent:
             *(self._segments[number].fd for number in segments),
         ]
 
-    def last_snapshot(self, slot: int) -> tuple[LastPage, bool]:
+    def last_snapshot(self, slot: int) -> tuple[LastSnapshot, bool]:
         """Announce the death of the process in that slot. Return its last status, and whether it was left by
         ``sys.exit``."""
         self.process_table.announce_death(slot)
-        return self.process_table.status(slot), self.process_table.leaving(slot)
+        return self.process_table.status(slot), self.process_table.is_exiting(slot)
 
     # Orders
 
@@ -243,11 +245,11 @@ class NodeAgent:
         size = self.arena
         try:
             arena = _core.Arena(arena_fd, size.file, size.cap, self.process_table, slot, size.idle)
-            self.pump.add_proxy(slot, order.incarnation, order.host, order.name, arena)
+            self.pump.add_proxy(slot, order.incarnation, order.node, order.name, arena)
         except BaseException:
             os.close(arena_fd)
             raise
-        self._proxies[slot] = Proxy(order.incarnation, order.host, arena_fd, arena)
+        self._proxies[slot] = Proxy(order.incarnation, order.node, arena_fd, arena)
         try:
             self._watches.add(slot)
         except BaseException:  # it may be ordered again
@@ -282,26 +284,30 @@ class NodeAgent:
         one.close_passed()
 
     def _reach(self, order: Reach) -> None:
-        self._told.reach(order.host, order.address)
+        self._callbacks.reach(order.node, order.address)
 
     def _locate(self, order: Locate) -> None:
-        self._told.locate(order.host, order.address)
+        self._callbacks.locate(order.node, order.address)
 
     def _give_up(self, order: GiveUp) -> None:
-        self.pump.give_up(order.host, "the driver has lost it")
+        self.pump.give_up(order.node, "the driver has lost it")
 
     def _count_due(self, order: CountDue) -> Frames:
         return due_to(self.pump, order.to)
 
     def _tell_when_come(self, order: TellWhenCome) -> None:
-        self.pump.tell_when_come(order.host, order.frames, order.number)
+        self.pump.tell_when_come(order.node, order.frames, order.number)
 
     def _spread(self, order: Spread) -> None:
         segment = self._segments[order.number] = order.blueprint.make()
         if not order.joined:
             return
         order.blueprint.mirror(
-            self.pump, order.number, segment, self._view_of, lambda slot: order.homes[slot]
+            self.pump,
+            order.number,
+            segment,
+            self._view_of,
+            lambda slot: order.submitter_hosts[slot],
         )
 
     def _view_of(self, slot: int) -> _core.ArenaView | None:
@@ -333,23 +339,23 @@ class NodeAgent:
                 raise _ended(slot)
         return fds
 
-    def _hand(self, order: Hand) -> None:
+    def _send_descriptors(self, order: SendDescriptors) -> None:
         if not self.has(order.slot, order.incarnation):
             raise _ended(order.slot)
         fds = self._given(order.segment, order.processes)
         with suppress(BrokenPipeError, ConnectionResetError):  # its death is told on another way
-            send_with_ticket(self._locals[order.slot].control, order.ticket, fds)
+            send_with_id(self._locals[order.slot].control, order.fds_id, fds)
 
     def _answer(self, order: Answer) -> None:
         # Opened in any case: where nobody gets it, the other end hears that it is over.
-        line = self._told.line(order.line) if order.line else None
+        connection = self._callbacks.connection(order.connection) if order.connection else None
         if order.memory:
-            line = self._told.memory()
-        with nullcontext() if line is None else line:
+            connection = self._callbacks.memory()
+        with nullcontext() if connection is None else connection:
             if not self.has(order.slot, order.incarnation):
                 return
             one, fds = self._locals[order.slot], self._given(order.segment, order.processes)
-            fds += [line.fileno()] if line is not None else []
+            fds += [connection.fileno()] if connection is not None else []
             try:
                 send_pickled(one.requests, order.data, fds)
             except OSError:
@@ -385,7 +391,7 @@ class NodeAgent:
         Spread: _spread,
         BreakGroup: _break_group,
         Forget: _forget,
-        Hand: _hand,
+        SendDescriptors: _send_descriptors,
         Answer: _answer,
         Cut: _cut,
         MarkRefused: _mark_refused,
@@ -402,13 +408,13 @@ class NodeAgent:
             one.cut()  # it may be there, and wait for an answer to what was lost
             return
         close_all(fds)
-        self._told.requested(*one.process, data)
+        self._callbacks.requested(*one.process, data)
 
     def _on_liveness_futexes(self) -> None:
         os.eventfd_read(self._fired)
         for one in list(self._locals.values()):
             if self.process_table.gone(one.slot, one.incarnation):
-                self._told.headless(one.slot)
+                self._callbacks.headless(one.slot)
 
 
 def _ended(slot: int) -> ProcessLookupError:

@@ -30,10 +30,10 @@ from conveyor.system_limits import NO_MEMORY, explained, hint
 
 #: Request: the file's number, where to begin, and how much. Response: how much follows.
 _REQUESTED, _ANSWERED = struct.Struct("!QQQ"), struct.Struct("!Q")
-#: Seconds before the second try to have a connection, and at most between two. A host that can be reached
+#: Seconds before the second try to have a connection, and at most between two. A node that can be reached
 #: again does not tell, nor does a depot that can answer again.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
-#: Tries in a row, and seconds, after which a host is told to be out of reach to which there is no connection:
+#: Tries in a row, and seconds, after which a node is told to be out of reach to which there is no connection:
 #: others to it may be well, and dialled by the other side, so nobody else would find out.
 _MOST_TRIES, _REACHED_WITHIN = 10, 30.0
 #: Errors that mean a lack on this node when it dials: they do not show whether the other node is there.
@@ -164,11 +164,11 @@ class Supply:
         fd = descriptors.memory_file("conveyor-value")
         try:
             os.posix_fallocate(fd, 0, size)
-            with mmap.mmap(fd, size) as memory, memoryview(memory) as room:
+            with mmap.mmap(fd, size) as memory, memoryview(memory) as view:
                 at = 0
                 pauses = _pauses()
                 while at < size:
-                    at = self._more(number, room, at, pauses)
+                    at = self._more(number, view, at, pauses)
         except BaseException:
             os.close(fd)
             raise
@@ -189,18 +189,18 @@ class Supply:
         """Whether nothing is fetched any more."""
         return self._closed.is_set()
 
-    def _more(self, number: int, room: memoryview, at: int, pauses: Pauses) -> int:
+    def _more(self, number: int, view: memoryview, at: int, pauses: Pauses) -> int:
         """Fetch more of a file over one connection. Returns how far it has come: to its end, or as far as the
         connection has lasted."""
         sock, began = None, at
         try:
             sock = self._take()
-            sock.sendall(_REQUESTED.pack(number, at, len(room) - at))
+            sock.sendall(_REQUESTED.pack(number, at, len(view) - at))
             (there,) = _ANSWERED.unpack(hear(sock, _ANSWERED.size))
-            if there != len(room) - at:
+            if there != len(view) - at:
                 raise FileNotFoundError(f"the other host does not have value {number} any more")
-            while at < len(room):
-                some = sock.recv_into(room[at:])
+            while at < len(view):
+                some = sock.recv_into(view[at:])
                 if not some:
                     raise ConnectionError("the other host has ended the connection")
                 at += some
@@ -345,7 +345,7 @@ class Memories(RequestServer):
         except OSError as error:
             sock.sendall(_VALUE_ANSWERED.pack(error.errno or errno.EIO, 0))
             return
-        room = _core.Buffer.own(PIECE)
+        buffer = _core.Buffer.own(PIECE)
         for table, nbytes, is_last in _with_last(pieces(wanted)):
             if at >= nbytes > 0:  # it is there
                 at -= nbytes
@@ -354,14 +354,14 @@ class Memories(RequestServer):
                 raise ConnectionError("it asks for a part of a piece")
             if not wanted.joined and sum(_core.lengths_of(table)) < nbytes:
                 # Between the ranges there would be anything, which digests would tell apart.
-                with memoryview(room) as memory:
+                with memoryview(buffer) as memory:
                     memory[:nbytes] = bytes(nbytes)
             try:
                 source = pid, table, anchor, number
                 if wanted.joined:
-                    _core.read_peer_joined(*source, room)
+                    _core.read_peer_joined(*source, buffer)
                 else:
-                    _core.read_peer(*source, room)
+                    _core.read_peer(*source, buffer)
             except OSError as error:
                 sock.sendall(_VALUE_ANSWERED.pack(error.errno or errno.EIO, 0))
                 return
@@ -369,7 +369,7 @@ class Memories(RequestServer):
             if not nbytes:
                 sock.sendall(end)
                 continue
-            with memoryview(room) as memory, memory[:nbytes] as piece:
+            with memoryview(buffer) as memory, memory[:nbytes] as piece:
                 if how & _DIGESTS:
                     digest = DIGEST.pack(_core.checksum_of(_core.ranges_of([piece])))
                     sock.sendall(_VALUE_ANSWERED.pack(0, len(digest)) + digest + end)

@@ -19,7 +19,7 @@ _UNTAKEN = 6
 
 
 def watch_liveness(sock: socket.socket) -> None:
-    """Have the system find out, and end the connection. Of one within this host it knows; what stands for
+    """Have the system find out, and end the connection. Of one within this node it knows; what stands for
     one over TLS is such a one, and the relay has the other asked about."""
     if sock.family == socket.AF_UNIX:
         return
@@ -92,16 +92,16 @@ def wait_on(sock: socket.socket) -> None:
 def hear(sock: socket.socket, size: int) -> bytes:
     """Receive exactly ``size`` bytes."""
     data = bytearray(size)
-    with memoryview(data) as room:
-        hear_into(sock, room)
+    with memoryview(data) as view:
+        hear_into(sock, view)
     return bytes(data)
 
 
-def hear_into(sock: socket.socket, room: memoryview) -> None:
-    """Receive as many bytes as ``room`` holds."""
+def hear_into(sock: socket.socket, view: memoryview) -> None:
+    """Receive as many bytes as ``view`` holds."""
     at = 0
-    while at < len(room):
-        some = sock.recv_into(room[at:])
+    while at < len(view):
+        some = sock.recv_into(view[at:])
         if not some:
             raise ConnectionError("the other host has ended the connection")
         at += some

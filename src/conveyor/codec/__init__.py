@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conveyor import _core
-from conveyor.codec.claims import Reader, take
+from conveyor.codec.borrows import Reader, take
 from conveyor.codec.encoded import SENT
 from conveyor.codec.errors import (
     add_sibling,

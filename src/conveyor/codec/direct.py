@@ -19,7 +19,7 @@ from conveyor.codec.encoded import (
     FINAL,
     FLAG_DEFINITIONS,
     FLAG_REFS,
-    KEPT,
+    HELD,
     SENT,
     Encoded,
     Reducer,
@@ -65,8 +65,8 @@ class Located(NamedTuple):
     codec, meta: of the value, which is decoded with the contents of the buffers.
     beside: a packed :class:`~conveyor.codec.direct.OutOfBand`, if some of the value's tensors are got in
     another way than by reading.
-    lying: where the ranges lie in that process's arena, as ``_core.lying_in`` says it, with :class:`File` in
-    front, if any does.
+    arena_ranges: where the ranges lie in that process's arena, as ``_core.ranges_in_arena`` says it, with
+    :class:`File` in front, if any does.
     joined: the ranges are the runs of one buffer, as those of a part are. They are copied one behind the
     other.
     """
@@ -81,7 +81,7 @@ class Located(NamedTuple):
     codec: int
     meta: bytes
     out_of_band: bytes = b""
-    lying: bytes = b""
+    arena_ranges: bytes = b""
     joined: bool = False
 
     @property
@@ -112,7 +112,7 @@ class Located(NamedTuple):
         names = _head.size + named
         ranges = names + ranging
         out_of_band = ranges + aside
-        lying = out_of_band + placed
+        arena_ranges = out_of_band + placed
         return cls(
             slot,
             incarnation,
@@ -122,9 +122,9 @@ class Located(NamedTuple):
             packed[_head.size : names],
             packed[names:ranges],
             codec & ~_JOINED,
-            packed[lying:],
+            packed[arena_ranges:],
             packed[ranges:out_of_band],
-            packed[out_of_band:lying],
+            packed[out_of_band:arena_ranges],
             codec >= _JOINED,
         )
 
@@ -140,16 +140,16 @@ def packed(
     codec: int,
     meta: bytes,
     out_of_band: bytes = b"",
-    lying: bytes = b"",
+    arena_ranges: bytes = b"",
     joined: bool = False,
 ) -> bytes:
     """Make the bytes of :meth:`Located.pack` without a ``Located``. ``native/python/decode.h`` reads them,
     too."""
     if joined:
         codec |= _JOINED
-    sizes = len(names), slot, incarnation, pid, len(ranges), len(out_of_band), len(lying)
+    sizes = len(names), slot, incarnation, pid, len(ranges), len(out_of_band), len(arena_ranges)
     head = _head.pack(codec, *sizes, number, anchor)
-    return b"".join((head, names, ranges, out_of_band, lying, meta))
+    return b"".join((head, names, ranges, out_of_band, arena_ranges, meta))
 
 
 class File(NamedTuple):
@@ -163,13 +163,13 @@ class File(NamedTuple):
     inode: int
 
     def pack(self) -> bytes:
-        """Pack this as the front of :attr:`Located.lying`."""
+        """Pack this as the front of :attr:`Located.arena_ranges`."""
         return _file.pack(*self)
 
     @classmethod
-    def split(cls, lying: bytes) -> tuple[File, bytes]:
-        """Split the bytes of :attr:`Located.lying` into the file in front, and the rest."""
-        return cls(*_file.unpack_from(lying)), lying[_file.size :]
+    def split(cls, arena_ranges: bytes) -> tuple[File, bytes]:
+        """Split the bytes of :attr:`Located.arena_ranges` into the file in front, and the rest."""
+        return cls(*_file.unpack_from(arena_ranges)), arena_ranges[_file.size :]
 
 
 def names_of(transport: str, holder: str, snapshot: bool) -> bytes:
@@ -190,10 +190,12 @@ class Receiving:
     def held_by(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``function`` so that it keeps what the call has taken."""
         taken, self.taken = self.taken, []
-        return functools.partial(_holding, taken, function) if taken else function
+        return functools.partial(_call_with, taken, function) if taken else function
 
 
-def _holding(_taken: list[Any], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _call_with(
+    _taken: list[Any], function: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
     return function(*args, **kwargs)
 
 
@@ -238,7 +240,7 @@ class Route(ABC):
         """Get copies of tensors of the value at ``where``, which another process has offered. Returns when
         they are made."""
 
-    def way(self, note: bytes) -> str:
+    def route_name(self, note: bytes) -> str:
         """Name the way by which this process would get what ``note`` offers, as ``Ref.route`` tells it."""
         return self.name
 
@@ -315,7 +317,7 @@ class Unfetched:
         """Return the same stand-in with another place."""
         return Unfetched(where.pack(), self._decode_any, self._holder)
 
-    def kept_by(self, holder: Any) -> Unfetched:
+    def with_holder(self, holder: Any) -> Unfetched:
         """Return the same stand-in, to be sent. The value is kept as long as ``holder``, so that whoever
         receives the stand-in can fetch it."""
         return Unfetched(self.meta, self._decode_any, holder)
@@ -402,7 +404,7 @@ def holder() -> Holder:
 def keep_out_of_band(notes: dict[Any, Any], what: Any) -> None:
     """Keep ``what`` as long as anybody has the frame of the value that is being pickled with these notes."""
     holder().begin()
-    notes.setdefault(KEPT, []).append(what)
+    notes.setdefault(HELD, []).append(what)
 
 
 __all__ = [
@@ -456,19 +458,19 @@ def _keep(
     # It brings its own definitions, so that any channel can carry it.
     sent = SentDefinitions()
     sent.collected = collected
-    sent.stays = True
+    sent.by_reference = True
     try:
         encoded = encode_any(value.value, sent)
     finally:
         sent.collected = None  # a pickler may keep ``sent`` until it gets another value
     codec, flags, meta, buffers = encoded[:4]
     tensors = [] if collected is None else collected.tensors
-    stays = None
+    stored = None
     if (buffers or tensors) and len(encoded) == 4 and not flags & FLAG_REFS:
-        stays = holder().keep(value, codec, meta, buffers or [], route, tensors)
-    if stays is None and flags & FLAG_DEFINITIONS:
-        SentDefinitions().undo(meta)  # its claims: it was encoded for no channel
-    return stays
+        stored = holder().keep(value, codec, meta, buffers or [], route, tensors)
+    if stored is None and flags & FLAG_DEFINITIONS:
+        SentDefinitions().undo(meta)  # its borrows: it was encoded for no channel
+    return stored
 
 
 def encode(value: Direct, sent: SentDefinitions | None, encode_any: EncodeAny) -> Encoded:
@@ -477,8 +479,8 @@ def encode(value: Direct, sent: SentDefinitions | None, encode_any: EncodeAny) -
     made = keep(value, encode_any, sent is not None and bool(sent.is_remote()))
     if made is None:
         return encode_any(value.value, sent)
-    meta, kept = made
-    return DIRECT, 0, meta, None, kept
+    meta, held = made
+    return DIRECT, 0, meta, None, held
 
 
 def decode(meta: bytes, decode_any: Callable[..., Any]) -> Any:
@@ -491,7 +493,9 @@ def decode(meta: bytes, decode_any: Callable[..., Any]) -> Any:
     if small is not None:
         return decode_any(*small)
     where = Located.unpack(meta)
-    return keeps.fetch(where, decode_any, _core.sure_lease(where.number) if where.lying else None)
+    return keeps.fetch(
+        where, decode_any, _core.sure_lease(where.number) if where.arena_ranges else None
+    )
 
 
 def reducers(encode_any: EncodeAny, decode_any: Callable[..., Any]) -> ReducerFactory:
@@ -511,8 +515,8 @@ def reducers(encode_any: EncodeAny, decode_any: Callable[..., Any]) -> ReducerFa
                 raise
             if made is None:
                 return itself, (direct.value,)
-            meta, kept = made
-            keep_out_of_band(notes, kept)
+            meta, held = made
+            keep_out_of_band(notes, held)
             return decode_any, (DIRECT, meta)
 
         return {Direct: reduce, Unfetched: lambda value: value.reduced(notes)}

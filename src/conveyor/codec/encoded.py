@@ -18,7 +18,7 @@ DIRECT = 21
 FLAG_DEFINITIONS = 1
 """The frame has a header: every reader must decode it, or at least announce it."""
 FLAG_REFS = 4
-"""There are claims to refs in the header."""
+"""There are borrows to refs in the header."""
 FLAG_BOUND = 8
 """The frame refers to definitions, which its channel may have carried before: in another channel it
 would not be understood."""
@@ -34,7 +34,7 @@ ReducerFactory: TypeAlias = "Callable[[dict[Any, Any]], dict[type, Reducer]]"
 
 FINAL = "final"
 """Among the notes: an error that the value is not pickled again for. It is not about pickling."""
-KEPT = "kept"
+HELD = "held"
 """Among the notes: what the writer keeps as long as anybody has the frame."""
 SENT = "sent"
 """Among the notes: the ``SentDefinitions`` of the channel that the value goes to."""
@@ -76,14 +76,14 @@ class Pieces(list[Any]):
         """
         if len(self) == 1:
             return self[0], None
-        kept: list[Any] = []
+        pieces: list[Any] = []
         buffers: list[Any] = []
         for piece in self:
             if type(piece) is pickle.PickleBuffer:
                 buffers.append(piece.raw())
                 continue
-            if with_texts and len(piece) >= _LARGE and kept:
-                before = kept[-1]
+            if with_texts and len(piece) >= _LARGE and pieces:
+                before = pieces[-1]
                 size = len(piece).to_bytes(8, "little")
                 made = _MADE_OF.get(before[-9:-8]) if before[-8:] == size else None
                 length = 9
@@ -91,11 +91,11 @@ class Pieces(list[Any]):
                     made = _MADE_OF.get(before[-5:-4]) if before[-4:] == size[:4] else None
                     length = 5
                 if made is not None:
-                    kept[-1] = before[:-length] + made
+                    pieces[-1] = before[:-length] + made
                     buffers.append(memoryview(piece))
                     continue
-            kept.append(piece)
-        return b"".join(kept), buffers or None
+            pieces.append(piece)
+        return b"".join(pieces), buffers or None
 
 
 #: Bytes. A pickler writes what is smaller together with other things.
@@ -131,26 +131,26 @@ _header_size = struct.Struct("<I")
 def pack(
     definitions: Sequence[Definition],
     pickled: bytes,
-    claims: Sequence[Any] = (),
+    borrows: Sequence[Any] = (),
     gone: Sequence[Token] = (),
 ) -> bytes:
-    """The meta bytes of a frame with definitions, or with claims to refs (``codec.claims``).
+    """The meta bytes of a frame with definitions, or with borrows to refs (``codec.borrows``).
 
     ``gone``: keys of groups that frames of this channel refer to no more, unless they are defined again.
     """
-    header = pickle.dumps((definitions, claims, gone), 5)
+    header = pickle.dumps((definitions, borrows, gone), 5)
     return b"".join((_header_size.pack(len(header)), header, pickled))
 
 
 def unpack(
     meta: bytes,
 ) -> tuple[Sequence[Definition], Sequence[Any], Sequence[Token], memoryview]:
-    """The definitions, the claims, the groups that are gone and the pickle in a frame's meta bytes.
+    """The definitions, the borrows, the groups that are gone and the pickle in a frame's meta bytes.
 
     Runs no code of the user's.
     """
     view = memoryview(meta)
     (size,) = _header_size.unpack_from(view)
     body = _header_size.size + size
-    definitions, claims, gone = pickle.loads(view[_header_size.size : body])
-    return definitions, claims, gone, view[body:]
+    definitions, borrows, gone = pickle.loads(view[_header_size.size : body])
+    return definitions, borrows, gone, view[body:]

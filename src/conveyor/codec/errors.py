@@ -128,8 +128,8 @@ def notes_of(error: BaseException) -> tuple[str, ...]:
 
 _PACKAGE = os.path.dirname(os.path.abspath(conveyor.exceptions.__file__))
 # Frames of these are the way to the user's code, the same in every traceback.
-_ROOMS = ("calls", "driver", "engines", "graph", "refs", "runtime", "worker")
-_OURS = tuple(os.path.join(_PACKAGE, room, "") for room in _ROOMS)
+_FOLDERS = ("calls", "driver", "engines", "graph", "refs", "runtime", "worker")
+_OURS = tuple(os.path.join(_PACKAGE, folder, "") for folder in _FOLDERS)
 _LONGEST = 100_000
 _MOST_TEXTS = 128
 
@@ -305,11 +305,11 @@ def forms_of(error: BaseException, lost: list[str]) -> tuple[bytes, ...]:
         with contextlib.suppress(Exception):
             forms.append(dumps_by_value(error))
     try:
-        forms.append(_Apart(error).dumps())
+        forms.append(_Dissected(error).dumps())
     except Exception:
         if not forms:
             try:
-                forms.append(_Apart(error, lost).dumps())
+                forms.append(_Dissected(error, lost).dumps())
             except Exception:  # the class itself
                 lost.clear()
     return tuple(forms)
@@ -328,7 +328,7 @@ def _has_own_reduction(kind: type[BaseException]) -> bool:
     return False
 
 
-class _Apart:
+class _Dissected:
     """Pickles as the parts of an exception and of those that it refers to, and loads as that exception.
 
     Each is made with its class alone before any gets its arguments and attributes, so they may refer to each
@@ -678,8 +678,8 @@ def _dumped(frame: _Frame) -> bytes:
         lost=(),
         notes=(),
     )
-    kept = pickle.dumps(tuple(short), 5)
-    return b"".join((meta, kept, len(kept).to_bytes(4, sys.byteorder)))
+    logged = pickle.dumps(tuple(short), 5)
+    return b"".join((meta, logged, len(logged).to_bytes(4, sys.byteorder)))
 
 
 #: The attribute of what is raised before the method whose call it fails.
@@ -722,8 +722,8 @@ def decode_error(meta: bytes) -> TaskError:
     if why_not:
         message += f"\n(the exception itself has not come over: {why_not})"
     if frame.lost:
-        kept_back = ", ".join(frame.lost)
-        message += f"\n(of the exception this is not carried over, since it cannot be pickled: {kept_back})"
+        not_carried = ", ".join(frame.lost)
+        message += f"\n(of the exception this is not carried over, since it cannot be pickled: {not_carried})"
     state = error.__dict__
     state["_origin"] = (message, cause, frame.actor, frame.node, frame.remote_traceback)
     state["_frame"] = frame

@@ -8,7 +8,7 @@ pickler:
 codec name     meta
 ===== ======== =================================================================================
 16    PICKLE   a pickle of protocol 5
-17    DEFINING definitions by value and claims to refs, then a pickle (FLAG_DEFINITIONS)
+17    DEFINING definitions by value and borrows to refs, then a pickle (FLAG_DEFINITIONS)
 18    ARRAY    header of an ``numpy.ndarray``; one buffer, or none if it has no elements
 19    TENSOR   header of a ``torch.Tensor`` on the CPU; one buffer, or none
 20    PARCEL   a pickle whose tensors travel beside the frame, and what is known of them
@@ -27,14 +27,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from conveyor.codec import arrays, claims, direct, out_of_band
+from conveyor.codec import arrays, borrows, direct, out_of_band
 from conveyor.codec.arrays import ARRAY
 from conveyor.codec.direct import DIRECT, Direct
 from conveyor.codec.encoded import DEFINING, PICKLE, Encoded
 from conveyor.codec.out_of_band import OUTGOING, OutgoingValue
 from conveyor.codec.pickling import pickler, unpickler
 from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
-from conveyor.codec.promises import Promised
+from conveyor.codec.promises import CheckedValue
 from conveyor.codec.tensors import encoding as tensors
 from conveyor.codec.tensors import reducers
 from conveyor.codec.tensors.encoding import TENSOR
@@ -58,8 +58,8 @@ def encode(value: Any, sent: SentDefinitions | None = None) -> Encoded:
         return out_of_band.encode(value, sent)
     if type(value) is Direct:
         return direct.encode(value, sent, encode)
-    if type(value) is Promised:
-        return out_of_band.encode_promised(value, sent)
+    if type(value) is CheckedValue:
+        return out_of_band.encode_checked(value, sent)
     return pickler.dump(value, sent)
 
 
@@ -88,12 +88,12 @@ def decode(
 
 
 def discard(meta: bytes, known: KnownDefinitions | None = None) -> None:
-    """Take note of the definitions in a frame that nobody will ever decode, and give its claims up."""
+    """Take note of the definitions in a frame that nobody will ever decode, and give its borrows up."""
     try:
         if known is not None:
             unpickler.learn(meta, known)
     finally:  # also after Ctrl-C: this is not tried again
-        claims.give_up(meta)
+        borrows.give_up(meta)
 
 
 def _numpy_is_here() -> None:

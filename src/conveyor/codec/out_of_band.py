@@ -12,26 +12,26 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from conveyor.codec import claims
+from conveyor.codec import borrows
 from conveyor.codec.encoded import DEFINING, FLAG_DEFINITIONS, Encoded
 from conveyor.codec.pickling import pickler, unpickler
 from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
-from conveyor.codec.promises import PromiseChecker, Promised
+from conveyor.codec.promises import CheckedValue, PromiseChecker
 from conveyor.codec.tensors.collected import Collected, placing
 from conveyor.codec.tensors.encoding import dtype_name
 from conveyor.later import LaterModule
 
 
-def encode_promised(promised: Promised, sent: SentDefinitions | None) -> Encoded:
+def encode_checked(checked: CheckedValue, sent: SentDefinitions | None) -> Encoded:
     """Encode a value with promises; see :func:`conveyor.codec.frames.encode`."""
     sent = SentDefinitions() if sent is None else sent
-    sent.checker = promised.checker
+    sent.checker = checked.checker
     try:
-        encoded = pickler.dump(promised.value, sent)
+        encoded = pickler.dump(checked.value, sent)
     finally:
         sent.checker = None
     _, flags, meta, *_ = encoded
-    end_of(promised.checker, sent, flags, meta)
+    end_of(checked.checker, sent, flags, meta)
     return encoded
 
 
@@ -133,7 +133,7 @@ class Head(NamedTuple):
         """Let go of what the value refers to: nobody will put it together."""
         codec, meta, _ = self.encoded
         if codec == DEFINING:
-            claims.give_up(meta)
+            borrows.give_up(meta)
 
 
 def _described(spec: TensorSpec) -> str:
@@ -152,7 +152,7 @@ def encode(outgoing: OutgoingValue, sent: SentDefinitions | None) -> Encoded:
     device = None if checker is None else checker.device
     sent.collected = collected = Collected(outgoing.accepts, device, outgoing.kinds)
     try:
-        codec, flags, meta, buffers, *kept = pickler.dump(outgoing.value, sent)
+        codec, flags, meta, buffers, *held = pickler.dump(outgoing.value, sent)
     finally:
         sent.collected = sent.checker = None
     if checker is not None:
@@ -167,7 +167,7 @@ def encode(outgoing: OutgoingValue, sent: SentDefinitions | None) -> Encoded:
         raise
     # Behind the pickle, since the core looks for a frame's definitions in front of it.
     whole = b"".join([meta, tail, _length.pack(len(tail))])
-    return (OUTGOING, flags, whole, buffers, kept) if kept else (OUTGOING, flags, whole, buffers)
+    return (OUTGOING, flags, whole, buffers, held) if held else (OUTGOING, flags, whole, buffers)
 
 
 def decode(meta: bytes, buffers: list[Any] | None, known: KnownDefinitions | None = None) -> Head:

@@ -16,7 +16,7 @@ Spec = tuple[str, tuple[int, ...], str]
 """dtype, shape and device of a tensor."""
 
 
-class Promised(NamedTuple):
+class CheckedValue(NamedTuple):
     """A value to be sent, of which something is promised."""
 
     value: Any
@@ -83,10 +83,10 @@ class PromiseChecker:
                         self._usual = torch.Tensor, (alone.dtype, alone.shape, alone.device)
                 return value
             # Frames bring tensors to the kind of device that they were on. What is to leave it needs care.
-            leaving = self.device == "cpu" and torch is not None and devices.in_use()
-            if not leaving and not self._static_shape:
+            moves_to_host = self.device == "cpu" and torch is not None and devices.in_use()
+            if not moves_to_host and not self._static_shape:
                 return value
-        return Promised(value, self)
+        return CheckedValue(value, self)
 
     @property
     def fresh(self) -> bool:
@@ -111,8 +111,8 @@ class PromiseChecker:
     def note_storage(self, storage: torch.UntypedStorage) -> None:
         """Note a storage that the pickler has reached in a tensor of another class."""
         if self._static_shape and id(storage) not in self._found:
-            told = "bytes", (storage.nbytes(),), str(storage.device)
-            self._found[id(storage)] = storage, told
+            spec = "bytes", (storage.nbytes(),), str(storage.device)
+            self._found[id(storage)] = storage, spec
 
     def end(self) -> None:
         """End the pickling of the value.
@@ -146,14 +146,14 @@ def _spec(tensor: torch.Tensor) -> Spec:
 def _differ(expected: tuple[Spec, ...], got: tuple[Spec, ...]) -> str:
     if len(expected) != len(got):
         return f"of which there were {len(expected)}, and got {len(got)}"
-    for place, (first, now) in enumerate(zip(expected, got, strict=True), 1):
+    for number, (first, now) in enumerate(zip(expected, got, strict=True), 1):
         if first != now:
-            which = "" if len(got) == 1 else f"number {place} of {len(got)} was "
-            return f"{which}{_told(first)}, and got {_told(now)}"
+            which = "" if len(got) == 1 else f"number {number} of {len(got)} was "
+            return f"{which}{_format_spec(first)}, and got {_format_spec(now)}"
     raise AssertionError("nothing differs")
 
 
-def _told(spec: Spec) -> str:
+def _format_spec(spec: Spec) -> str:
     dtype, shape, device = spec
     return f"({dtype}, shape {list(shape)}, on {device})"
 

@@ -99,7 +99,7 @@ def _of_torch(torch: Any, tensor: Any, writes: bool, what: str) -> Operand:
     if tensor.is_contiguous() and not tensor.is_neg():
         return Operand(tensor, number, tensor.shape, tensor.numel(), tensor.data_ptr(), None)
     if writes:
-        _check_apart(tensor.shape, tensor.stride(), what)
+        _check_no_overlap(tensor.shape, tensor.stride(), what)
     staged = tensor.detach().resolve_neg().contiguous()
     return Operand(tensor, number, staged.shape, staged.numel(), staged.data_ptr(), staged)
 
@@ -118,12 +118,12 @@ def _of_numpy(numpy: Any, array: Any, writes: bool, what: str) -> Operand:
     if array.flags.c_contiguous:
         return Operand(array, number, array.shape, array.size, array, None)
     if writes:
-        _check_apart(array.shape, array.strides, what)
+        _check_no_overlap(array.shape, array.strides, what)
     staged = numpy.ascontiguousarray(array)
     return Operand(array, number, staged.shape, staged.size, staged, staged)
 
 
-def _check_apart(shape: Sequence[int], strides: Sequence[int], what: str) -> None:
+def _check_no_overlap(shape: Sequence[int], strides: Sequence[int], what: str) -> None:
     """Refuse elements that share memory, as those of an expanded tensor do: they cannot all be written."""
     reach = 0
     steps = [(abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1]
@@ -370,9 +370,9 @@ class Group:
         """Describe what is known now of the ranks that have not come."""
         if not ranks:
             return " not all ranks have come to it, the last one of them just too late"
-        told = ranks[:_DESCRIBED]
-        doing = self._runtime.collectives.doing(self.joined, told)
-        described = [f"{self.who(rank)}{does}" for rank, does in zip(told, doing, strict=True)]
+        shown = ranks[:_DESCRIBED]
+        doing = self._runtime.collectives.doing(self.joined, shown)
+        described = [f"{self.who(rank)}{does}" for rank, does in zip(shown, doing, strict=True)]
         if len(ranks) > _DESCRIBED:
             described.append(f"{len(ranks) - _DESCRIBED} more")
         return f" these ranks have not come to it: {'; '.join(described)}"

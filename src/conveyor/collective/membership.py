@@ -204,7 +204,7 @@ def create_collective_group(
     Args:
         actors: rank 0 first.
         backend: ``"shm"``. Ray's ``"gloo"``, ``"torch_gloo"`` and ``"nccl"``, in any case, mean the same:
-            shared memory where ranks are on one host, and the session's connections between hosts. Operations
+            shared memory where ranks are on one node, and the session's connections between nodes. Operations
             take tensors of the CPU, whatever the name.
         name: what operations call the group. Without one it is an arbitrary one, and operations that name no
             group find it, as long as their actor is in no other.
@@ -282,10 +282,10 @@ def destroy_all_collective_groups() -> None:
 
 
 def _join(runtime: Runtime, handle: CollectiveGroupHandle) -> None:
-    place = handle._number, handle._name, runtime.own_actor
-    refs = [_call(runtime, actor, try_to_join, *place) for actor in handle._actors]
+    args = handle._number, handle._name, runtime.own_actor
+    refs = [_call(runtime, actor, try_to_join, *args) for actor in handle._actors]
     if handle._driver_rank is not None:
-        join(*place)
+        join(*args)
     for ref in refs:
         error = runtime.get(ref, None)
         if error is not None:
@@ -294,16 +294,16 @@ def _join(runtime: Runtime, handle: CollectiveGroupHandle) -> None:
 
 def _end(runtime: Runtime, handle: CollectiveGroupHandle) -> None:
     runtime.collectives.close(handle._number)
-    place = handle._number, handle._name, runtime.own_actor
+    args = handle._number, handle._name, runtime.own_actor
     if handle._driver_rank is not None:
-        leave(*place)
+        leave(*args)
     for actor in handle._actors:
         with suppress(ConveyorError):  # it is dead, and its group with it
-            _call(runtime, actor, leave, *place)
+            _call(runtime, actor, leave, *args)
 
 
-def _call(runtime: Runtime, actor: ActorHandle[Any], function: Any, *place: Any) -> Any:
-    return runtime.call(actor._id, function.__name__, (function, *place), {}, 1, FUNCTION)
+def _call(runtime: Runtime, actor: ActorHandle[Any], function: Any, *args: Any) -> Any:
+    return runtime.call(actor._id, function.__name__, (function, *args), {}, 1, FUNCTION)
 
 
 def _made() -> dict[str, CollectiveGroupHandle]:

@@ -98,8 +98,8 @@ def _memory_files() -> Finding:
     return Finding("memory files", "memfd_create and pidfd_open work")
 
 
-def _futex_waitv(works: bool) -> Finding:
-    if works:
+def _futex_waitv(available: bool) -> Finding:
+    if available:
         return Finding("futex_waitv", "works: deaths are known at once")
     trouble = "deaths are known once the process has been reaped; needs Linux 5.16, and the container's leave"
     return Finding("futex_waitv", "refused", trouble)
@@ -132,9 +132,9 @@ def _huge_pages(root: str, release: str) -> Finding:
     )
 
 
-def _peer_memory(root: str, works: bool) -> Finding:
+def _peer_memory(root: str, available: bool) -> Finding:
     found = f"ptrace_scope={_read(root, _YAMA).strip() or 'absent'}"
-    if works:
+    if available:
         return Finding(
             "peers' memory", f"{found}; processes may read each other's (process_vm_readv)"
         )

@@ -30,14 +30,14 @@ _SECONDS, _STACKS_SECONDS = 5.0, 20.0
 _MOST_BYTES = 1 << 26
 
 
-def nodes_of(driver: int, told: bytes, stacks: bool) -> list[NodeSeen]:
+def nodes_of(driver: int, content: bytes, stacks: bool) -> list[NodeSeen]:
     """Return the session's other nodes. Where the driver does not answer, one without a name says why.
 
-    ``told``: what the driver's memory file holds (``display.FILE``); nothing if there are no other nodes.
+    ``content``: of the driver's memory file (``display.FILE``); nothing if there are no other nodes.
     """
-    if not told:
+    if not content:
         return []
-    key, name = told[:KEY_BYTES], told[KEY_BYTES:].decode(errors="replace")
+    key, name = content[:KEY_BYTES], content[KEY_BYTES:].decode(errors="replace")
     try:
         return _ask(driver, key, name, _STACKS_SECONDS if stacks else _SECONDS, stacks)
     except (OSError, msgspec.MsgspecError) as error:
@@ -82,7 +82,7 @@ class NoSuchSession(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class SessionProcess:
     """A process of a session: what it does, and its part of its host's shared memory, in bytes. node: where
     it is, if not on this machine."""
 
@@ -104,7 +104,7 @@ class Session:
     program: str
     memory: int
     graphs: tuple[DeployedGraph, ...]
-    members: tuple[Member, ...]
+    processes: tuple[SessionProcess, ...]
     unknown: tuple[tuple[str, str], ...] = ()
     troubles: tuple[tuple[str, str], ...] = ()
 
@@ -188,12 +188,16 @@ def _look(path: Path, identity: tuple[int, int], stacks: bool = False) -> Sessio
     graphs = _graphs(driver)
     label = _labels(graphs)
     nodes = nodes_of(driver, _content(driver, STATUS_FILE), stacks)
-    far = [Member(status_of(page, label), page.memory, n.name) for n in nodes for page in n.pages]
+    remote = [
+        SessionProcess(status_of(snapshot, label), snapshot.memory, n.name)
+        for n in nodes
+        for snapshot in n.snapshots
+    ]
     unknown = tuple((node.name, node.unknown) for node in nodes if node.unknown)
     troubles = tuple((node.name, trouble) for node in nodes for trouble in node.troubles)
-    known = {member.status.name for member in far}
-    members = [
-        Member(status, process_table.memory(slot))
+    known = {process.status.name for process in remote}
+    processes = [
+        SessionProcess(status, process_table.memory(slot))
         for slot in range(process_table.used)
         if process_table.condition(slot) in _THERE
         # On this process table a process of another node has one that stands for it.
@@ -202,12 +206,13 @@ def _look(path: Path, identity: tuple[int, int], stacks: bool = False) -> Sessio
             or status.name not in known
         )
     ]
-    nodes_by_name = {m.status.name: m.node or "the driver's node" for m in (*members, *far)}
+    nodes_by_name = {m.status.name: m.node or "the driver's node" for m in (*processes, *remote)}
     nodes_by_slot = {
         slot: nodes_by_name.get(process_table.name(slot)) for slot in range(process_table.used)
     }
     found = [
-        replace(one, status=with_node(one.status, nodes_by_slot.get)) for one in (*members, *far)
+        replace(one, status=with_node(one.status, nodes_by_slot.get))
+        for one in (*processes, *remote)
     ]
     return Session(
         driver,
@@ -284,16 +289,16 @@ def _lines(session: Session, stacks: bool) -> list[str]:
     program = (
         session.program if len(session.program) <= _PROGRAM else session.program[:_PROGRAM] + "..."
     )
-    processes = len(session.members)
+    processes = len(session.processes)
     lines = [
         f"session of pid {session.pid}: {program}",
         f"  {processes} process{'es' if processes != 1 else ''}, {size(session.memory)} of shared memory",
     ]
     lines += [f"  graph {graph.number}: {graph.name}" for graph in session.graphs]
-    for member in session.members:
-        lines.append(f"  {_line(session, member)}")
+    for process in session.processes:
+        lines.append(f"  {_line(session, process)}")
         if stacks:
-            lines += [f"      {line}" for line in (_stack(member) or "").splitlines()]
+            lines += [f"      {line}" for line in (_stack(process) or "").splitlines()]
     for node, why in session.unknown:
         what = f"node {node}" if node else "what is on other nodes"
         lines.append(f"  {what}: not known, as {why}")
@@ -302,30 +307,30 @@ def _lines(session: Session, stacks: bool) -> list[str]:
     return lines
 
 
-def _stack(member: Member) -> str | None:
+def _stack(process: SessionProcess) -> str | None:
     """Return the stack of a process. A process of another node sent it along with its status; without a
     process id there is none."""
-    if member.node is not None or not member.status.pid:
-        return member.status.stack
-    return stack_of(member.status.pid)
+    if process.node is not None or not process.status.pid:
+        return process.status.stack
+    return stack_of(process.status.pid)
 
 
-def _line(session: Session, member: Member) -> str:
-    status = member.status
-    where = f" on {member.node}" if member.node else ""
+def _line(session: Session, process: SessionProcess) -> str:
+    status = process.status
+    where = f" on {process.node}" if process.node else ""
     pid = (
         f" (pid {status.pid}{where})" if status.pid else ""
     )  # it has none while it is being started
-    line = f"{status.name}{pid}, {size(member.memory)}"
+    line = f"{status.name}{pid}, {size(process.memory)}"
     # The process table says of the driver only whether it is stopped: what its threads do is its program's
     # affair.
-    if _is_driver(session, member) and status.state == "idle":
+    if _is_driver(session, process) and status.state == "idle":
         return line
     return f"{line}: {status.describe()}"
 
 
-def _is_driver(session: Session, member: Member) -> bool:
-    return member.node is None and member.status.pid == session.pid
+def _is_driver(session: Session, process: SessionProcess) -> bool:
+    return process.node is None and process.status.pid == session.pid
 
 
 def _as_json(session: Session, stacks: bool) -> dict[str, object]:
@@ -336,18 +341,18 @@ def _as_json(session: Session, stacks: bool) -> dict[str, object]:
         "graphs": [{"number": graph.number, "name": graph.name} for graph in session.graphs],
         "unknown": [{"node": node or None, "why": why} for node, why in session.unknown],
         "troubles": [{"node": node, "what": what} for node, what in session.troubles],
-        "processes": [_member_as_json(session, member, stacks) for member in session.members],
+        "processes": [_process_as_json(session, process, stacks) for process in session.processes],
     }
 
 
-def _member_as_json(session: Session, member: Member, stacks: bool) -> dict[str, object]:
-    status = member.status
+def _process_as_json(session: Session, process: SessionProcess, stacks: bool) -> dict[str, object]:
+    status = process.status
     return {
         "name": status.name,
         "pid": status.pid,
-        "driver": _is_driver(session, member),
-        "node": member.node,
-        "memory": member.memory,
+        "driver": _is_driver(session, process),
+        "node": process.node,
+        "memory": process.memory,
         "state": status.state,
         "method": status.method,
         "execution": status.execution,
@@ -357,5 +362,5 @@ def _member_as_json(session: Session, member: Member, stacks: bool) -> dict[str,
         "blocked_on": status.blocked_on,
         "fetching": status.fetching,
         "decoding": status.decoding,
-        "stack": _stack(member) if stacks else None,
+        "stack": _stack(process) if stacks else None,
     }

@@ -83,6 +83,7 @@ class MethodNode(DAGNode[ResultT]):
     __slots__ = (
         "_actor",
         "_args",
+        "_by_reference",
         "_collective",
         "_function",
         "_is_async",
@@ -91,7 +92,6 @@ class MethodNode(DAGNode[ResultT]):
         "_needs",
         "_num_returns",
         "_owner",
-        "_stays",
         "_streams",
     )
 
@@ -105,7 +105,7 @@ class MethodNode(DAGNode[ResultT]):
     _function: Function | None
     _collective: Collective | None
     _needs: tuple[DAGNode, ...]
-    _stays: tuple[str, bool] | None
+    _by_reference: tuple[str, bool] | None
     # The handle this was bound through: the actor must live as long as the graph may be compiled.
     _owner: object
 
@@ -122,7 +122,7 @@ class MethodNode(DAGNode[ResultT]):
         function: Function | None = None,
         collective: Collective | None = None,
         owner: object = None,
-        stays: tuple[str, bool] | None = None,
+        by_reference: tuple[str, bool] | None = None,
         planned: bool = False,
     ) -> None:
         """``streams``: ``None`` if it does unless its value is used (:meth:`use_value`). ``planned``: it is
@@ -162,7 +162,7 @@ class MethodNode(DAGNode[ResultT]):
             _collective=collective,
             _needs=tuple(needs),
             _owner=owner,
-            _stays=stays,
+            _by_reference=by_reference,
         )
         if planned:
             return
@@ -226,10 +226,10 @@ class MethodNode(DAGNode[ResultT]):
         return self._collective
 
     @property
-    def stays(self) -> tuple[str, bool] | None:
+    def by_reference(self) -> tuple[str, bool] | None:
         """Transport, and whether as a snapshot, if the result stays on its actor and the executor gets a
         reference."""
-        return self._stays
+        return self._by_reference
 
     @property
     def number(self) -> int:
@@ -302,7 +302,7 @@ def bind(
     is_async: bool = False,
     function: Function | None = None,
     owner: object = None,
-    stays: tuple[str, bool] | None = None,
+    by_reference: tuple[str, bool] | None = None,
 ) -> MethodNode | tuple[OutputElementNode, ...]:
     """Make ``actor.method(*args, **kwargs)`` a task of a graph.
 
@@ -315,7 +315,8 @@ def bind(
         is_async: the method is a coroutine function or an asynchronous generator.
         function: what is called, where it is no method of the actor's.
         owner: kept alive by the node, so that the actor is.
-        stays: a transport, and whether as a snapshot, if what the executor gets of it stays on the actor.
+        by_reference: a transport, and whether as a snapshot, if what the executor gets of it stays on the
+        actor.
 
     Raises:
         TypeError: the arguments do not fit the signature.
@@ -332,7 +333,7 @@ def bind(
         is_async=is_async,
         function=function,
         owner=owner,
-        stays=stays,
+        by_reference=by_reference,
     )
     if num_returns == 1:
         return task

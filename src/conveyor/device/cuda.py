@@ -62,9 +62,9 @@ def _driver() -> ctypes.CDLL:
 
 def _check_driver(code: int, call: str, library: ctypes.CDLL) -> None:
     if code:
-        told = ctypes.c_char_p()
-        library.cuGetErrorString(code, ctypes.byref(told))
-        why = told.value.decode() if told.value else f"error {code}"
+        message = ctypes.c_char_p()
+        library.cuGetErrorString(code, ctypes.byref(message))
+        why = message.value.decode() if message.value else f"error {code}"
         raise RuntimeError(f"{call} has failed: {why}")
 
 
@@ -341,8 +341,8 @@ def _forget_error() -> None:
 def _check(code: Any, call: str) -> None:
     if int(code):
         runtime = torch.cuda.cudart()
-        told = runtime.cudaGetErrorString(runtime.cudaError(int(code)))
-        raise RuntimeError(f"{call} has failed: {told}")
+        message = runtime.cudaGetErrorString(runtime.cudaError(int(code)))
+        raise RuntimeError(f"{call} has failed: {message}")
 
 
 DEVICE = CudaDevice()

@@ -29,14 +29,14 @@ from conveyor.runtime.protocol import Runtime
 class _Me(NamedTuple):
     """Identity of this process, as the frames of its values name it.
 
-    place: slot, incarnation and pid.
+    identity: slot, incarnation and pid.
     file: its arena's.
     names: by transport, and by whether it is of snapshots, the bytes for ``Located.names``.
     """
 
     process: Process
     may_be_read: bool
-    place: tuple[int, int, int]
+    identity: tuple[int, int, int]
     name: str
     file: File
     names: dict[tuple[str, bool], bytes]
@@ -44,10 +44,10 @@ class _Me(NamedTuple):
     @classmethod
     def of(cls, runtime: Runtime) -> _Me:
         process = runtime.process
-        place = (*process.identity, runtime.pid)
+        identity = (*process.identity, runtime.pid)
         readable = let_session_read(runtime.own_actor is None)
         name = process.process_table.name(process.slot)
-        return cls(process, readable, place, name, File(*process.arena.file), {})
+        return cls(process, readable, identity, name, File(*process.arena.file), {})
 
 
 class _Holder:
@@ -98,13 +98,13 @@ class _Holder:
         if stored.out_of_band is not None:
             on, note, _ = stored.out_of_band
             aside = OutOfBand(on, on.specs(tensors), note).pack()
-        place = *me.place, stored.number, stored.anchor
-        lying = _core.lying_in(stored.ranges, me.process.arena)
-        if lying:
-            lying = me.file.pack() + lying
+        identity = *me.identity, stored.number, stored.anchor
+        arena_ranges = _core.ranges_in_arena(stored.ranges, me.process.arena)
+        if arena_ranges:
+            arena_ranges = me.file.pack() + arena_ranges
             by = "" if stored.out_of_band is None else stored.out_of_band.route.name
             stored.lies_in(me.process.arena, value, direct.transport, by, direct.snapshot)
-        return packed(*place, names, stored.ranges, codec, meta, aside, lying), stored
+        return packed(*identity, names, stored.ranges, codec, meta, aside, arena_ranges), stored
 
     def begin(self) -> None:
         context.current().process.releasing.start()

@@ -1,7 +1,7 @@
 """Tensors of devices stay where they are: others map the memory, and copy what they want of it.
 
 To open memory costs more than to copy what little values have. To close it is worse: CUDA waits for all that
-the device does for this process. What was not used for a while is closed by a thread, so that its maker's
+the device does for this process. What was not used for a while is closed by a thread, so that its owner's
 memory is not held for longer than that.
 
 The consumer asks at the socket at which managers' values are asked for (``managers/sending.py``). A thread of
@@ -106,7 +106,7 @@ class Opened:
         try:
             memory = device.open_memory(handle)
         except RuntimeError:
-            # Its address may be that of other memory, which its maker has freed, and which is open here.
+            # Its address may be that of other memory, which its owner has freed, and which is open here.
             with self._lock:
                 gone, self._open = self._open, {}
             if not gone:
@@ -338,24 +338,24 @@ class _Filling:
     def __init__(self, filled: Event, where: Located, nbytes: int, process: Any) -> None:
         self._filled = filled
         self.process = process
-        self._maker = where.slot, where.incarnation
+        self._holder = where.slot, where.incarnation
         self._wait = UnderWay(process, where.slot, where.number, nbytes)
         try:
-            LOOKS.begin(self)
+            DEVICE_WAITS.begin(self)
         except BaseException:
             self.give_up()
             raise
 
     def done(self) -> bool:
         """Whether they are there, or never will be."""
-        gone: bool = self.process.process_table.gone(*self._maker)
+        gone: bool = self.process.process_table.gone(*self._holder)
         return gone or self._filled.query()
 
     def give_up(self) -> None:
         try:
             self._wait.end()
         finally:  # also where a signal handler has raised
-            LOOKS.end(self)
+            DEVICE_WAITS.end(self)
 
 
 class DeviceWaits:
@@ -409,8 +409,8 @@ def _is_done(one: _Filling) -> bool:
     return True
 
 
-LOOKS = DeviceWaits()
-os.register_at_fork(after_in_child=LOOKS.forget)
+DEVICE_WAITS = DeviceWaits()
+os.register_at_fork(after_in_child=DEVICE_WAITS.forget)
 
 
 _log = logging.getLogger(__name__)
@@ -426,14 +426,15 @@ class _Part(NamedTuple):
     device, identity: which.
     filled: the handle of the event that happens when their values are there; empty: they are.
     memories: the handles of the storages that they lie in.
-    lying: of each tensor its place in the value, which of the storages it lies in, and where it begins there.
+    offsets: of each tensor its position in the value, which of the storages it lies in, and where it begins
+    there.
     """
 
     device: Device
     identity: str
     filled: bytes
     memories: list[bytes]
-    lying: list[tuple[int, int, int]]
+    offsets: list[tuple[int, int, int]]
 
 
 class Devices(Route):
@@ -451,12 +452,12 @@ class Devices(Route):
 
     def offer(self, number: int, tensors: list[Any]) -> bytes | None:
         """See :meth:`Route.offer`."""
-        places: dict[Any, list[int]] = {}
-        for place, tensor in enumerate(tensors):
-            places.setdefault(tensor.device, []).append(place)
+        by_device: dict[Any, list[int]] = {}
+        for position, tensor in enumerate(tensors):
+            by_device.setdefault(tensor.device, []).append(position)
         events: list[Event] = []
         try:
-            parts = [self._part(tensors, mine, events) for mine in places.values()]
+            parts = [self._part(tensors, mine, events) for mine in by_device.values()]
         except RuntimeError as error:
             _tell_once(str(error))
             return None
@@ -477,9 +478,9 @@ class Devices(Route):
             ActorDiedError, TransportError: as :func:`by_host.fetch`.
             NotThere, ActorDiedError, WaitTimeoutError, SystemLimitError: as :func:`wait_for_values`.
         """
-        # A snapshot is fetched by its maker, too. No process opens what it has described itself.
-        kept = TABLE.find(where.number)
-        mine = None if kept is None or kept.out_of_band is None else kept.out_of_band.tensors
+        # A snapshot is fetched by its owner, too. No process opens what it has described itself.
+        stored = TABLE.find(where.number)
+        mine = None if stored is None or stored.out_of_band is None else stored.out_of_band.tensors
         own = self._filled.get(where.number, ())
         made: list[Any] = [None] * len(specs)
         parts, holder = pickle.loads(note)
@@ -492,7 +493,7 @@ class Devices(Route):
             _fetch(part, specs, made, where, source)
         return made
 
-    def way(self, note: bytes) -> str:
+    def route_name(self, note: bytes) -> str:
         """Name the way: ``"host"`` where this process does not see a device."""
         parts, _ = pickle.loads(note)
         return self.name if all(map(_is_seen, parts)) else "host"
@@ -521,16 +522,16 @@ class Devices(Route):
         index = first.device.index
         memories: list[bytes] = []
         seen: dict[int, int] = {}
-        lying = []
-        for place in mine:
-            storage = tensors[place].untyped_storage().data_ptr()
+        offsets = []
+        for position in mine:
+            storage = tensors[position].untyped_storage().data_ptr()
             if storage not in seen:
                 seen[storage] = len(memories)
-                memories.append(device.export_memory(tensors[place]))
-            begin = tensors[place].data_ptr() - storage
-            lying.append((place, seen[storage], begin))
+                memories.append(device.export_memory(tensors[position]))
+            begin = tensors[position].data_ptr() - storage
+            offsets.append((position, seen[storage], begin))
         return _Part(
-            device, device.identity(index), _filled(device, index, events), memories, lying
+            device, device.identity(index), _filled(device, index, events), memories, offsets
         )
 
     def __reduce__(self) -> str:
@@ -576,7 +577,7 @@ class _Theirs:
         index = device.current_index()
         self.filled = [device.open_event(part.filled, index)] if part.filled else []
 
-    def bytes_of(self, _place: int, memory: int, begin: int, nbytes: int) -> Any:
+    def bytes_of(self, _position: int, memory: int, begin: int, nbytes: int) -> Any:
         """Return the bytes of one tensor."""
         return self.memory[memory][begin : begin + nbytes]
 
@@ -587,11 +588,11 @@ class _Mine:
     def __init__(self, tensors: list[Any], filled: Sequence[Event]) -> None:
         self.memory, self.filled = tensors, filled
 
-    def bytes_of(self, place: int, _memory: int, _begin: int, _nbytes: int) -> Any:
+    def bytes_of(self, position: int, _memory: int, _begin: int, _nbytes: int) -> Any:
         """Return the bytes of one tensor."""
         import torch
 
-        return self.memory[place].detach().view(-1).view(torch.uint8)
+        return self.memory[position].detach().view(-1).view(torch.uint8)
 
 
 def _fetch(
@@ -603,7 +604,7 @@ def _fetch(
 ) -> None:
     device = part.device
     index = device.current_index()
-    layout = Layout.of([specs[place] for place, _, _ in part.lying])
+    layout = Layout.of([specs[position] for position, _, _ in part.offsets])
     for filled in source.filled:
         wait_for_values(filled, where, layout.size, context.current().process)
         # The host's look says nothing to the streams of some devices.
@@ -613,10 +614,10 @@ def _fetch(
             with suppress(ValueError):  # another thread has seen that, too
                 _still_copied.remove(one)
     target = device.empty(layout.size, index)
-    for (place, memory, begin), tensor in zip(part.lying, layout.open(target), strict=True):
-        made[place] = tensor
+    for (position, memory, begin), tensor in zip(part.offsets, layout.open(target), strict=True):
+        made[position] = tensor
         flat = tensor.view(-1).view(target.dtype)
-        device.copy(flat, source.bytes_of(place, memory, begin, flat.numel()))
+        device.copy(flat, source.bytes_of(position, memory, begin, flat.numel()))
     # What was opened may be let go of, and the frame with it, when this is done.
     copied = device.current_stream(index).record()
     try:
@@ -636,8 +637,8 @@ def _brought(tensors: list[Any], parts: Sequence[_Part]) -> list[Any]:
     """Put tensors of the host on the devices of this process that they are for, if it has such."""
     for part in parts:
         if part.device.viable() is None:
-            for place, _, _ in part.lying:
-                tensors[place] = moved_to(tensors[place], part.device, None)
+            for position, _, _ in part.offsets:
+                tensors[position] = moved_to(tensors[position], part.device, None)
     return tensors
 
 

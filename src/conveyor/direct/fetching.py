@@ -31,7 +31,7 @@ from conveyor.exceptions import (
 )
 from conveyor.refs.ref import asyncio_waits
 from conveyor.runtime import context
-from conveyor.runtime.remote_memory import SMALL, Brought, Room, Wanted
+from conveyor.runtime.remote_memory import SMALL, Brought, ReceiveBuffer, Wanted
 from conveyor.runtime.threads import start_or_run
 from conveyor.runtime.waiting import wait_until
 
@@ -93,7 +93,7 @@ class _Deferral(threading.local):
 deferral = _Deferral()
 
 
-class Attempts:
+class DeferredDecoding:
     """Decoding one value for an event loop, as often as it takes."""
 
     __slots__ = ("_stock",)
@@ -114,7 +114,7 @@ class Attempts:
             deferral.stock = before
 
     def end(self) -> None:
-        """End the attempts: memory that is still on its way is not needed."""
+        """End the decoding: memory that is still on its way is not needed."""
         stock, self._stock = self._stock, {}
         for coming in stock.values():
             coming.give_up()
@@ -129,16 +129,16 @@ async def when_there(decode: Callable[[], ResultT]) -> ResultT:
         asyncio.get_running_loop()
     except RuntimeError:  # another kind of loop, which cannot wait for the doorbell
         return decode()
-    attempts = Attempts()
+    decoding = DeferredDecoding()
     try:
         while True:
             try:
-                return attempts.of(decode)
+                return decoding.of(decode)
             except NotThere as one:
                 ready = one.ready
             await asyncio_waits().wait_until(ready)
     finally:
-        attempts.end()
+        decoding.end()
 
 
 #: To have memory for values of that size may take longer than a turn of an event loop: what nobody has used
@@ -147,13 +147,15 @@ _LARGE = 1 << 20
 
 
 def is_remote_value(where: Located, process: Any) -> bool:
-    """Whether a value's keeper is on another host than this process, and lives."""
+    """Whether a value's keeper is on another node than this process, and lives."""
     process_table: _core.ProcessTable = process.process_table
     if not process_table.gone(where.slot, where.incarnation):
         return process_table.is_remote(where.slot)
-    # It is dead, or of a host that this one has had nothing to do with.
-    far = process.remote_memory
-    return far is not None and bool(far.introduce((where.slot, where.incarnation)))
+    # It is dead, or of a node that this one has had nothing to do with.
+    remote_memory = process.remote_memory
+    return remote_memory is not None and bool(
+        remote_memory.introduce((where.slot, where.incarnation))
+    )
 
 
 def fetch_remote(where: Located, process: Any) -> _core.Buffer:
@@ -177,7 +179,7 @@ def fetch_remote(where: Located, process: Any) -> _core.Buffer:
     if stock is not None:
         coming = cast("_Fetch | None", stock.get(wanted))
         if coming is None:
-            coming = stock[wanted] = _Fetch(wanted, process, apart=True)
+            coming = stock[wanted] = _Fetch(wanted, process, in_thread=True)
         if not coming.done():
             raise NotThere(coming.done)
         return coming.memory()
@@ -198,19 +200,19 @@ def fetch_remote(where: Located, process: Any) -> _core.Buffer:
 class _Fetch:
     """Fetch of one value's memory from another node, under way or done."""
 
-    def __init__(self, wanted: Wanted, process: Any, apart: bool = False) -> None:
-        """``apart``: this thread does nothing that takes time."""
+    def __init__(self, wanted: Wanted, process: Any, in_thread: bool = False) -> None:
+        """``in_thread``: this thread does nothing that takes time."""
         self._process, self._wanted = process, wanted
         self._brought: Brought | None = None
         self._failed: BaseException | None = None
-        self._room: Room | None = None
+        self._buffer: ReceiveBuffer | None = None
         self._stop: Callable[[], object] | None = None
         self._given_up = False
         self._size = size = wanted.size
         self._wait = UnderWay(process, wanted.process[0], wanted.number, size)
         try:
-            if apart and size >= _LARGE:
-                start_or_run(self._begin_apart, "room")
+            if in_thread and size >= _LARGE:
+                start_or_run(self._begin_in_thread, "fetch-buffer")
             else:
                 self._begin()
         except BaseException:
@@ -220,12 +222,12 @@ class _Fetch:
     def _begin(self) -> None:
         process = self._process
         # It is written to until `tell` is called, which has this.
-        self._room = None if self._size < SMALL else Room(process.arena, self._size)
-        self._stop = stop = process.remote_memory.fetch(self._wanted, self._room, self._tell)
+        self._buffer = None if self._size < SMALL else ReceiveBuffer(process.arena, self._size)
+        self._stop = stop = process.remote_memory.fetch(self._wanted, self._buffer, self._tell)
         if self._given_up:  # before this was known
             stop()
 
-    def _begin_apart(self) -> None:
+    def _begin_in_thread(self) -> None:
         try:
             if not self._given_up:
                 self._begin()
@@ -256,8 +258,8 @@ class _Fetch:
             raise ProcessLookupError(errno.ESRCH, "its keeper has died")
         if brought.error:
             raise OSError(brought.error, brought.why)
-        if self._room is not None:
-            return self._room.memory()
+        if self._buffer is not None:
+            return self._buffer.memory()
         memory = _core.Buffer.own(len(brought.data or b""))
         memoryview(memory)[:] = brought.data or b""
         return memory
@@ -366,7 +368,7 @@ def fetch(where: Located, decode: Decode, sure: _core.InPlace | None = None) -> 
         SharedWriteError: it was written to since it is kept, and the session looks for that.
         OSError: the system refuses for another reason.
         TransportError: a device cannot be opened here, or a transport could not bring it, or the keeper's
-            host cannot be reached from here.
+            node cannot be reached from here.
     """
     stored = TABLE.find(where.number)
     if stored is not None and not where.joined and not where.snapshot:
@@ -382,11 +384,11 @@ def fetch(where: Located, decode: Decode, sure: _core.InPlace | None = None) -> 
         if is_remote_value(where, runtime.process):
             buffers = split(where, fetch_remote(where, runtime.process))
         elif where.joined:
-            joined = _room_for(sum(_core.lengths_of(where.ranges)))
+            joined = _allocate(sum(_core.lengths_of(where.ranges)))
             _core.read_peer_joined(*source, joined)
             buffers = [joined]
         else:
-            here = _in_place(where, sure, runtime.process) if where.lying else None
+            here = _in_place(where, sure, runtime.process) if where.arena_ranges else None
             buffers = _fetched(source, runtime.process.arena) if here is None else here
     except WaitTimeoutError:  # an OSError, which the system has not raised
         raise
@@ -398,8 +400,8 @@ def fetch(where: Located, decode: Decode, sure: _core.InPlace | None = None) -> 
     return value[()] if where.joined and is_array(value) and value.ndim == 0 else value
 
 
-def check_kept(where: Located) -> None:
-    """Look whether a value of a process of this host is kept still: nothing but its anchor is read.
+def check_stored(where: Located) -> None:
+    """Look whether a value of a process of this node is kept still: nothing but its anchor is read.
 
     Raises:
         OSError: it is not (``ESTALE``, ``EFAULT``), its process is no more (``ESRCH``), or the system
@@ -432,7 +434,7 @@ def _out_of_band(where: Located, runtime: Any) -> Sequence[Any]:
     except Exception as error:  # also of libraries that a device or a transport is made of
         failed = error
     try:  # whatever has come may be anything if it is kept no more
-        check_kept(where)
+        check_stored(where)
     except OSError as error:
         raise _why(where, error, runtime) from failed
     if failed is not None:
@@ -448,14 +450,14 @@ def _in_place(
     Raises ``OSError`` as reading does."""
     if _core.checks_writes() or process.process_table.gone(where.slot, where.incarnation):
         return None  # what is compared is what has been copied; and of the dead nothing is got any more
-    file, lying = File.split(where.lying)
+    file, arena_ranges = File.split(where.arena_ranges)
     view = process.arenas.of(where.slot, where.incarnation, where.pid, *file)
     if view is None:
         return None
     if sure is None:
         named = where.pid, where.anchor, where.number
         sure = _core.hazard(process.process_table, process.slot, view, *named)
-    found = None if sure is None else sure.buffers(view, where.ranges, lying)
+    found = None if sure is None else sure.buffers(view, where.ranges, arena_ranges)
     if found is None or None not in found:
         return cast("list[_core.Buffer] | None", found)
     # The anchor says whether what is copied is the value's.
@@ -473,9 +475,9 @@ def _fetched(source: tuple[int, bytes, int, int], arena: _core.Arena) -> list[_c
         return _core.read_peer(*source, _core.Buffer.own(_core.packed_size(source[1])))
 
 
-def read_into(where: Located, room: bytes) -> None:
-    """Fetch the memory of a value of another process into memory that is there: a range of ``room`` for each
-    of its own, or one for all of them if they are joined.
+def read_into(where: Located, targets: bytes) -> None:
+    """Fetch the memory of a value of another process into memory that is there: a range of ``targets`` for
+    each of its own, or one for all of them if they are joined.
 
     Raises as :func:`fetch`.
     """
@@ -484,20 +486,20 @@ def read_into(where: Located, room: bytes) -> None:
         go_on(where, runtime)
     try:
         if is_remote_value(where, runtime.process):
-            _core.copy_into(split(where, fetch_remote(where, runtime.process)), room)
+            _core.copy_into(split(where, fetch_remote(where, runtime.process)), targets)
             return
-        room = _cut(where, room) if where.joined else room
-        _core.read_peer_into(where.pid, where.ranges, where.anchor, where.number, room)
+        targets = _cut(where, targets) if where.joined else targets
+        _core.read_peer_into(where.pid, where.ranges, where.anchor, where.number, targets)
     except WaitTimeoutError:  # an OSError, which the system has not raised
         raise
     except OSError as error:
         raise _why(where, error, runtime) from None
 
 
-def _cut(where: Located, room: bytes) -> bytes:
-    """Cut the only range of the room into one for each of the value's ranges, which lie there one behind the
-    other."""
-    start, size = _RANGE.unpack(room)
+def _cut(where: Located, targets: bytes) -> bytes:
+    """Cut the only range of the targets into one for each of the value's ranges, which lie there one behind
+    the other."""
+    start, size = _RANGE.unpack(targets)
     lengths = _core.lengths_of(where.ranges)
     if sum(lengths) != size:
         raise ValueError("the ranges are not as long as the room for them")
@@ -514,7 +516,7 @@ def _running() -> Any:
     return runtime
 
 
-def _room_for(size: int) -> _core.Buffer:
+def _allocate(size: int) -> _core.Buffer:
     try:
         return context.current().process.arena.allocate(size)
     except ArenaFullError:  # memory of this process alone is as good
@@ -541,7 +543,7 @@ def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
             f"process (user {os.geteuid()}) read the memory of {where.holder} ({error.strerror}). It has "
             "changed its user, or made itself unreadable (PR_SET_DUMPABLE), after it returned the value"
         )
-    if error.errno == errno.EFAULT and _is_kept(where, runtime.process):
+    if error.errno == errno.EFAULT and _is_stored(where, runtime.process):
         return TransportError(
             f"a value{_size(where)} that {where.holder} keeps cannot be read: the kernel lets no other "
             "process read the memory that it lies in"
@@ -561,11 +563,11 @@ def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
     return error
 
 
-def _is_kept(where: Located, process: Any) -> bool:
+def _is_stored(where: Located, process: Any) -> bool:
     if is_remote_value(where, process):
         return False
     try:
-        check_kept(where)
+        check_stored(where)
     except OSError:
         return False
     return True
@@ -575,7 +577,7 @@ def _is_of_another_session(where: Located, process: Any) -> bool:
     """Whether the place of the value belongs to another process in this session, or to nobody."""
     process_table, slot = process.process_table, where.slot
     if slot >= process_table.used:
-        # Of processes of other hosts an actor's host may never have heard. The driver's has.
+        # Of processes of other nodes an actor's node may never have heard. The driver's has.
         return process.remote_memory is None or process.serve_memory is not None
     if process_table.is_remote(slot) or process_table.incarnation(slot) != where.incarnation:
         return False

@@ -32,7 +32,7 @@ from conveyor.direct.memory import (
     lies_at,
     memory_of,
     nbytes_of,
-    room_in,
+    range_to_fill,
     storage_of,
 )
 from conveyor.direct.parts import Skeleton
@@ -44,10 +44,10 @@ from conveyor.direct.structure import (
     is_leaf,
     leaves_of,
     named,
-    taken_apart,
+    unpacked,
 )
 from conveyor.exceptions import SerializationError
-from conveyor.refs.ref import Arriving, Ref
+from conveyor.refs.ref import DeferredArgument, Ref
 from conveyor.refs.streams import StreamRef
 
 #: Memory of a target: device, address and bytes.
@@ -61,9 +61,9 @@ def region_of(one: Any) -> Region:
 
 def sharing(regions: Sequence[Region]) -> Iterator[tuple[int, int]]:
     """Pairs of targets, by their numbers, that have memory in common: enough of them for each that does."""
-    lying = sorted([(*region, i) for i, region in enumerate(regions) if region[2]])
+    ordered = sorted([(*region, i) for i, region in enumerate(regions) if region[2]])
     last = None  # of those before, the one that reaches furthest
-    for where, start, size, i in lying:
+    for where, start, size, i in ordered:
         if last is not None and last[0] == where and start < last[1]:
             yield last[2], i
         if last is None or last[0] != where or start + size > last[1]:
@@ -164,7 +164,7 @@ def get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
     """
     with uncollected():
         targets = Targets(into)
-    ref._settled(timeout)
+    ref._resolved(timeout)
     return receive(ref._unfetched(), targets)
 
 
@@ -187,15 +187,15 @@ def get_each_into(refs: Any, into: Any, timeout: float | None) -> Any:
     for ref, _ in ahead:
         if not isinstance(ref, Ref):
             raise TypeError(f"get takes references, and one is a {type(ref).__name__}")
-    _check_apart(ahead)
+    _check_no_overlap(ahead)
     end = deadline_of(timeout)
     for ref, _ in ahead:
-        ref._settled(left_until(end))
+        ref._resolved(left_until(end))
     received = [receive(ref._unfetched(), targets) for ref, targets in ahead]
     return dict(zip(refs, received, strict=True)) if isinstance(refs, Mapping) else received
 
 
-def _check_apart(ahead: Sequence[tuple[Ref, Targets]]) -> None:
+def _check_no_overlap(ahead: Sequence[tuple[Ref, Targets]]) -> None:
     """Raise if two references are to be received into the same memory."""
     every = [
         (i, targets.region_of(one)) for i, (_, targets) in enumerate(ahead) for one in targets.all
@@ -227,18 +227,18 @@ class Targets:
                 f"{what} takes a tensor, an array, or a list of them, or a mapping with some of them in it, "
                 f"not {given}{' with none in it' if _is_container(into) else ''}"
             )
-        self.rooms: dict[int, tuple[int, int] | None] = {}
-        self.find_rooms()
+        self.ranges: dict[int, tuple[int, int] | None] = {}
+        self.find_ranges()
 
-    def find_rooms(self) -> None:
+    def find_ranges(self) -> None:
         """Find where the targets lie. The memory stays theirs as long as this object is there, whatever
         becomes of them."""
         self._held = [hold_memory(one) for one in self._all.values()]
-        self.rooms = {id(one): self._room_in(key, one) for key, one in self._all.items()}
+        self.ranges = {id(one): self._range_of(key, one) for key, one in self._all.items()}
 
-    def _room_in(self, key: Any, one: Any) -> tuple[int, int] | None:
+    def _range_of(self, key: Any, one: Any) -> tuple[int, int] | None:
         try:
-            return room_in(one)
+            return range_to_fill(one)
         except (TypeError, ValueError) as error:
             if self.single:
                 raise
@@ -247,30 +247,30 @@ class Targets:
 
     def region_of(self, one: Any) -> Region:
         """Return the region of one of the targets."""
-        room = self.rooms[id(one)]
-        return region_of(one) if room is None else ("cpu", *room)
+        target_range = self.ranges[id(one)]
+        return region_of(one) if target_range is None else ("cpu", *target_range)
 
     @property
     def all(self) -> list[Any]:
         """Return all targets, in order."""
         return list(self._all.values())
 
-    def apart(self, value: Any, fresh: bool) -> Walked | Pickled:
+    def unpack(self, value: Any, fresh: bool) -> Walked | Pickled:
         """``value`` taken apart. What is told by its path is not inside of objects, nor are they looked into
         where there is one for each tensor and array beside them: to be put together they are loaded again."""
         walked = Walked(value, fresh)
         found = walked.leaves
         fits = len(self._all) in (len(found), len({id(leaf) for _, leaf in found}))
-        return walked if self._by_path or (fits and found) else taken_apart(value, fresh)
+        return walked if self._by_path or (fits and found) else unpacked(value, fresh)
 
-    def for_leaves(self, apart: Walked | Pickled) -> list[Any]:
+    def for_leaves(self, parts: Walked | Pickled) -> list[Any]:
         """The one for each of the tensors and arrays that a value has.
 
         Raises:
             ValueError: they do not fit.
         """
-        found = apart.leaves
-        targets = self._by_paths(found) if self._by_path else self._in_order(found, apart.unseen)
+        found = parts.leaves
+        targets = self._by_paths(found) if self._by_path else self._in_order(found, parts.unseen)
         for (path, leaf), target in zip(found, targets, strict=True):
             if leaf.dtype is target.dtype and leaf.shape == target.shape:
                 continue
@@ -319,7 +319,7 @@ def _is_container(value: Any) -> bool:
 
 def receive(value: Any, targets: Targets) -> Any:
     """``value``, which may be elsewhere, in the memory of ``targets``; see :func:`get_into`."""
-    targets.find_rooms()  # others may have changed them while the value was waited for
+    targets.find_ranges()  # others may have changed them while the value was waited for
     fresh = False
     if isinstance(value, Unfetched):
         where = value.where
@@ -331,12 +331,12 @@ def receive(value: Any, targets: Targets) -> Any:
             return value
     if targets.single and hasattr(value, "dtype") and not is_leaf(value):
         value = _as_array(value)  # a part of one element is a scalar, of NumPy's
-    apart = targets.apart(value, fresh)
-    taking = targets.for_leaves(apart)
-    check_shares(apart.leaves, taking, [targets.region_of(one) for one in taking])
-    leaves = [leaf for _, leaf in apart.leaves]
+    parts = targets.unpack(value, fresh)
+    taking = targets.for_leaves(parts)
+    check_shares(parts.leaves, taking, [targets.region_of(one) for one in taking])
+    leaves = [leaf for _, leaf in parts.leaves]
     _copy(leaves if fresh else unwritten(leaves, taking), taking)
-    return taking[0] if targets.single else apart.put_together(taking)
+    return taking[0] if targets.single else parts.put_together(taking)
 
 
 def _as_array(scalar: Any) -> Any:
@@ -351,54 +351,59 @@ def _fetched(unfetched: Unfetched, targets: Targets) -> tuple[Any, bool]:
     where = unfetched.where
     if targets.single:
         [target] = targets.all
-        room = targets.rooms[id(target)]
-        if room is not None and _is_like(where, target):
+        target_range = targets.ranges[id(target)]
+        if target_range is not None and _is_like(where, target):
             _tell_autograd([target])
-            read_into(where, _RANGE.pack(*room))
+            read_into(where, _RANGE.pack(*target_range))
             return target, True
     with uncollected():
         try:
             skeleton = Skeleton(where)
         except Exception:  # there is no room, or the user's code expects what is not there yet
             return unfetched.fetch(), False
-        apart = targets.apart(skeleton.value, True)
-        if apart.unseen or (isinstance(apart, Pickled) and not skeleton.blind):
+        parts = targets.unpack(skeleton.value, True)
+        if parts.unseen or (isinstance(parts, Pickled) and not skeleton.blind):
             return unfetched.fetch(), False  # the user's code expects it
-        taking = targets.for_leaves(apart)
-        shares = check_shares(apart.leaves, taking, [targets.region_of(one) for one in taking])
+        taking = targets.for_leaves(parts)
+        shares = check_shares(parts.leaves, taking, [targets.region_of(one) for one in taking])
         if where.joined:
             return unfetched.fetch(), False
         # By the number of a range, the target that it is read into.
         readers: dict[int, tuple[Any, tuple[int, int]]] = {}
         at_once = True
-        for (_, leaf), target in zip(apart.leaves, taking, strict=True):
-            number, room = skeleton.range_of(leaf), targets.rooms[id(target)]
-            if number is None or room is None:
+        for (_, leaf), target in zip(parts.leaves, taking, strict=True):
+            number, target_range = skeleton.range_of(leaf), targets.ranges[id(target)]
+            if number is None or target_range is None:
                 at_once = at_once and not nbytes_of(leaf)
             else:
-                at_once = readers.setdefault(number, (target, room))[1] == room and at_once
-        if not readers or (shares and _overlap([room for _, room in readers.values()])):
+                at_once = (
+                    readers.setdefault(number, (target, target_range))[1] == target_range
+                    and at_once
+                )
+        if not readers or (
+            shares and _overlap([target_range for _, target_range in readers.values()])
+        ):
             return unfetched.fetch(), False
     lengths = _core.lengths_of(where.ranges)
     _tell_autograd(taking)
     if at_once and len(readers) == skeleton.ranges and is_data(skeleton.value):
-        rooms = [readers[i][1] if n else (0, 0) for i, n in enumerate(lengths)]
-        read_into(where, b"".join([_RANGE.pack(*room) for room in rooms]))
+        ranges = [readers[i][1] if n else (0, 0) for i, n in enumerate(lengths)]
+        read_into(where, b"".join([_RANGE.pack(*target_range) for target_range in ranges]))
         with uncollected():
-            return apart.put_together(taking), True
+            return parts.put_together(taking), True
     every: list[Any] = [
         memory_of(readers[i][0]) if i in readers else _core.Buffer.own(n)
         for i, n in enumerate(lengths)
     ]
-    del skeleton, apart
+    del skeleton, parts
     read_into(where, _core.ranges_of(every))
     return unfetched.decode_with(every), False
 
 
-def _overlap(rooms: Iterable[tuple[int, int]]) -> bool:
-    """Whether some of the rooms share memory, as those of targets do that are tied in another way than the
+def _overlap(ranges: Iterable[tuple[int, int]]) -> bool:
+    """Whether some of the ranges share memory, as those of targets do that are tied in another way than the
     value is."""
-    ends = sorted((start, start + length) for start, length in rooms)
+    ends = sorted((start, start + length) for start, length in ranges)
     return any(end > start for (_, end), (start, _) in pairwise(ends))
 
 
@@ -545,7 +550,7 @@ class _Argument:
         value = self._value
         try:
             targets = Targets(self._into, f"receive_into of {self.name!r}")
-            if type(value) is not Arriving:
+            if type(value) is not DeferredArgument:
                 return receive(value, targets)
             made = receive(value.value, targets)
             value.fetched()
@@ -647,7 +652,7 @@ def checked_device(device: Any) -> str:
 
 def receive_set(ref: Ref, targets: Any, timeout: float | None) -> Any:
     """Get the value of ``ref`` in the ``targets`` that were kept for it."""
-    ref._settled(timeout)
+    ref._resolved(timeout)
     value = ref._unfetched()
     if isinstance(targets, str):
         return on_device(value, targets)
@@ -664,11 +669,11 @@ def on_device(value: Any, device: str) -> Any:
         SerializationError: it has objects that cannot be pickled, whose tensors are not known.
     """
     is_here = not isinstance(value, Unfetched) or value.here() is not None
-    apart = taken_apart(fetched(value), fresh=not is_here)
-    if apart.unseen:
+    parts = unpacked(fetched(value), fresh=not is_here)
+    if parts.unseen:
         raise SerializationError(
             f"the tensors of the value cannot be had on {device}: its objects cannot be pickled, and are "
-            f"looked into in no other way ({apart.unseen})"
+            f"looked into in no other way ({parts.unseen})"
         )
-    moved = {id(leaf): leaf.to(device) for _, leaf in apart.leaves if is_tensor(leaf)}
-    return apart.put_together([moved.get(id(leaf), leaf) for _, leaf in apart.leaves])
+    moved = {id(leaf): leaf.to(device) for _, leaf in parts.leaves if is_tensor(leaf)}
+    return parts.put_together([moved.get(id(leaf), leaf) for _, leaf in parts.leaves])

@@ -14,13 +14,13 @@ from typing import Any
 from conveyor import _core
 from conveyor.checks import check_timeout
 from conveyor.codec.direct import Located, OutOfBand, Unfetched
-from conveyor.direct.fetching import check_kept, is_remote_value
+from conveyor.direct.fetching import check_stored, is_remote_value
 from conveyor.direct.memory import storage_of
 from conveyor.direct.store import TABLE, let_session_read
 from conveyor.direct.structure import leaves_of
 from conveyor.refs.ref import Ref, located
 from conveyor.runtime import context, ending
-from conveyor.runtime.stored_values import kept_on
+from conveyor.runtime.stored_values import stores_on
 from conveyor.runtime.waiting import wait_until
 
 #: Address and bytes of memory.
@@ -64,21 +64,21 @@ def objects() -> list[KeptObject]:
     runtime = context.current()
     process = runtime.process
     let_session_read(runtime.own_actor is None)
-    near = kept_on(process.process_table, process.slot)
-    far = [] if process.remote_memory is None else process.remote_memory.kept()
+    local = stores_on(process.process_table, process.slot)
+    remote = [] if process.remote_memory is None else process.remote_memory.stored()
     holders: dict[int, set[str]] = {}
-    for one in (*near, *far):
+    for one in (*local, *remote):
         for number in one.held:
             holders.setdefault(number, set()).add(one.holder)
         for number, reader in one.sent:
             holders.setdefault(number, set()).add(reader)
-    kept = [(one, "read", value) for one in near for value in one.values]
-    kept += [(one, "network", value) for one in far for value in one.values]
+    stored = [(one, "read", value) for one in local for value in one.values]
+    stored += [(one, "network", value) for one in remote for value in one.values]
     found = []
-    for one, way, (number, nbytes, age, names) in sorted(kept, key=lambda of: -of[2][2]):
+    for one, route, (number, nbytes, age, names) in sorted(stored, key=lambda of: -of[2][2]):
         # They may be cut off.
         transport, by, snapshot, *_ = [*names.decode(errors="replace").split("\0"), "", ""]
-        here = one.slot == process.slot and way == "read" and not snapshot
+        here = one.slot == process.slot and route == "read" and not snapshot
         found.append(
             KeptObject(
                 id_of(number),
@@ -87,7 +87,7 @@ def objects() -> list[KeptObject]:
                 transport,
                 bool(snapshot),
                 age / 1e9,
-                "here" if here else by or way,
+                "here" if here else by or route,
                 tuple(sorted(holders.get(number, ()))),
             )
         )
@@ -117,7 +117,7 @@ def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
     found = [leaf for _, leaf in leaves_of(tensor)]
     storages = [storage_of(one) for one in found or [tensor]]
     timeout = check_timeout(timeout)
-    if not _holding(storages):
+    if not _values_in(storages):
         return
     runtime = context.running()
     if (
@@ -126,7 +126,7 @@ def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
         raise ending.ended()
 
     def is_free() -> bool:
-        if not _holding(storages):
+        if not _values_in(storages):
             return True
         if runtime.ending or runtime.process.waits_end:
             raise ending.ended()
@@ -138,22 +138,22 @@ def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
             is_free,
             timeout,
             lambda: f"memory of {sum(nbytes for _, nbytes in set(storages)):,} bytes to be freed",
-            lambda: _needed(_holding(storages)),
+            lambda: _needed(_values_in(storages)),
         )
 
 
-def _holding(storages: Sequence[_Storage]) -> set[int]:
+def _values_in(storages: Sequence[_Storage]) -> set[int]:
     """The numbers of the values that lie there."""
     found: set[int] = set()
     for address, nbytes in storages:
-        found |= TABLE.holding(address, nbytes)
+        found |= TABLE.values_in(address, nbytes)
     return found
 
 
 def _needed(numbers: set[int]) -> str:
     several = f"{len(numbers)} values lie" if len(numbers) > 1 else "a value lies"
     ids = {id_of(number) for number in numbers}
-    holders = sorted({who for kept in objects() if kept.id in ids for who in kept.holders})
+    holders = sorted({who for stored in objects() if stored.id in ids for who in stored.holders})
     by = f" by {', '.join(holders)}" if holders else ""
     return (
         f"{several} there that others may still fetch: a reference to it is held{by}, or a call that takes "
@@ -185,7 +185,7 @@ def route_of(ref: Ref) -> str:
         return "lost"
     if where.out_of_band:
         out_of_band = OutOfBand.unpack(where.out_of_band)
-        return out_of_band.route.way(out_of_band.note)
+        return out_of_band.route.route_name(out_of_band.note)
     return "network" if on_other_node else "read"
 
 
@@ -194,7 +194,7 @@ def _is_dead(where: Located, process: Any) -> bool:
         return True
     # The session learns of a death a little later than a fetch may have failed by it.
     try:
-        check_kept(where)
+        check_stored(where)
     except OSError as error:
         # Where reading is refused, or the value is no more, the session knows best.
         return error.errno == errno.ESRCH

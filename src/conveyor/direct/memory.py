@@ -85,7 +85,7 @@ def memory_at(value: Any) -> tuple[int, int]:
 
 
 def memory_of(value: Any) -> memoryview:
-    """The bytes of a tensor or an array that :func:`room_in` has let be written to."""
+    """The bytes of a tensor or an array that :func:`range_to_fill` has let be written to."""
     if not nbytes_of(value):
         return memoryview(bytearray())
     if is_tensor(value):
@@ -110,7 +110,7 @@ def hold_memory(value: Any) -> Any:
     return memoryview(value) if is_array(value) and value.dtype.kind not in "mMO" else value
 
 
-def room_in(value: Any) -> tuple[int, int] | None:
+def range_to_fill(value: Any) -> tuple[int, int] | None:
     """Address and bytes of a tensor or an array that is to be read into. ``None``: it is written to in
     another way, as a tensor of a device is by its device, or an array of objects.
 

@@ -44,16 +44,16 @@ class Skeleton:
         aligned = lengths if where.joined else [length + 63 & ~63 for length in lengths]
         self._starts = [*accumulate(aligned, initial=0)]
         total = self._starts.pop() if lengths else 0
-        self._room = mmap.mmap(-1, total or 1, flags=_PRIVATE)
-        ((self._base, _),) = _RANGE.iter_unpack(_core.ranges_of([self._room]))
-        view = memoryview(self._room)
+        self._memory = mmap.mmap(-1, total or 1, flags=_PRIVATE)
+        ((self._base, _),) = _RANGE.iter_unpack(_core.ranges_of([self._memory]))
+        view = memoryview(self._memory)
         buffers = [view[:total]]
         if not where.joined:
             buffers = [
                 view[start : start + n] for start, n in zip(self._starts, lengths, strict=True)
             ]
         #: What is empty lies nowhere.
-        self._places = {
+        self._numbers = {
             (start, n): i
             for i, (start, n) in enumerate(zip(self._starts, lengths, strict=True))
             if n
@@ -63,19 +63,19 @@ class Skeleton:
     @property
     def ranges(self) -> int:
         """How many ranges have memory."""
-        return len(self._places)
+        return len(self._numbers)
 
     @property
     def blind(self) -> bool:
         """Whether nobody has looked at the memory, so that its contents make no difference."""
-        return _core.untouched(self._room)
+        return _core.untouched(self._memory)
 
     def range_of(self, leaf: Any) -> int | None:
         """Return the number of the range that a tensor or an array is, element by element; ``None``: it is
         none of them."""
         if (is_tensor(leaf) and not leaf.is_cpu) or not is_plain(leaf):
             return None
-        return self._places.get((address_of(leaf) - self._base, nbytes_of(leaf)))
+        return self._numbers.get((address_of(leaf) - self._base, nbytes_of(leaf)))
 
     def sources_of(self, address: int, length: int) -> bytes | None:
         """Return the ranges in the other process for memory of this skeleton; ``None``: the memory is none
@@ -143,17 +143,17 @@ def part_of(where: Located, index: Index) -> Located | None:
     if not ranges or _is_exact(shape, picked, level):
         left = tuple([n for n, one in zip(whole, given, strict=True) if not _is_int(one)])
         return where._replace(
-            ranges=ranges, meta=header.with_shape(where.meta, left), lying=b"", joined=True
+            ranges=ranges, meta=header.with_shape(where.meta, left), arena_ranges=b"", joined=True
         )
     # Whole blocks come, of which the part is taken where they are.
     _, count, step = picked[level]
     block = (*whole[:level], (count - 1) * step + 1, *shape[level + 1 :])
     rest = [(0, count, step), *picked[level + 1 :]]
     inner = [0 if _is_int(one) else _ALL for one in given[:level]]
-    for one, (first, n, apart) in zip(given[level:], rest, strict=True):
-        inner.append(first if _is_int(one) else slice(first, first + (n - 1) * apart + 1, apart))
+    for one, (first, n, stride) in zip(given[level:], rest, strict=True):
+        inner.append(first if _is_int(one) else slice(first, first + (n - 1) * stride + 1, stride))
     meta = _pickled(_taken, where.codec, header.with_shape(where.meta, block), tuple(inner))
-    return where._replace(ranges=ranges, codec=PICKLE, meta=meta, lying=b"", joined=True)
+    return where._replace(ranges=ranges, codec=PICKLE, meta=meta, arena_ranges=b"", joined=True)
 
 
 def _is_int(one: Any) -> bool:
@@ -264,22 +264,22 @@ def _located(skeleton: Skeleton, where: Located, part: Any) -> Located | None:
     made = None
     # What was made of the contents of its memory would be wrong.
     if len(encoded) == 4 and not flags & FLAG_REFS and skeleton.blind:
-        made = _lying(skeleton, where, codec, meta, buffers or [])
+        made = _relocated(skeleton, where, codec, meta, buffers or [])
     if made is None and flags & FLAG_DEFINITIONS:
-        SentDefinitions().undo(meta)  # its claims
+        SentDefinitions().undo(meta)  # its borrows
     return made
 
 
-def _lying(
+def _relocated(
     skeleton: Skeleton, where: Located, codec: int, meta: bytes, buffers: list[Any]
 ) -> Located | None:
     tables: list[bytes] = []
-    places: list[tuple[int, int]] = []
-    lying = list(_RANGE.iter_unpack(_core.ranges_of(buffers)))
+    spans: list[tuple[int, int]] = []
+    pieces = list(_RANGE.iter_unpack(_core.ranges_of(buffers)))
     # What lies between two of them, so that each begins where its elements may, is bytes of the longest.
-    spare = max(lying, key=lambda one: one[1], default=(0, 0))[0]
+    spare = max(pieces, key=lambda one: one[1], default=(0, 0))[0]
     at = 0
-    for address, length in lying:
+    for address, length in pieces:
         gap = skeleton.sources_of(spare, -at % 64)
         if gap is not None:
             tables.append(gap)
@@ -288,11 +288,13 @@ def _lying(
         if table is None:
             return None
         tables.append(table)
-        places.append((at, at + length))
+        spans.append((at, at + length))
         at += length
     if len(buffers) > 1:
-        codec, meta = PICKLE, _pickled(_apart, codec, meta, places)
-    return where._replace(ranges=b"".join(tables), codec=codec, meta=meta, lying=b"", joined=True)
+        codec, meta = PICKLE, _pickled(_decode_joined, codec, meta, spans)
+    return where._replace(
+        ranges=b"".join(tables), codec=codec, meta=meta, arena_ranges=b"", joined=True
+    )
 
 
 class _Call:
@@ -317,12 +319,12 @@ def _taken(codec: int, meta: bytes, index: Index, buffer: Any) -> Any:
     return value.detach()[index].clone().requires_grad_(value.requires_grad)
 
 
-def _apart(codec: int, meta: bytes, places: list[tuple[int, int]], buffer: Any) -> Any:
+def _decode_joined(codec: int, meta: bytes, spans: list[tuple[int, int]], buffer: Any) -> Any:
     """A value of several buffers, which have come as one."""
     memory = memoryview(buffer).cast("B")
-    pieces = [memory[start:end] for start, end in places]
+    pieces = [memory[start:end] for start, end in spans]
     aligned = [
-        p if not start % 64 else bytearray(p) for p, (start, _) in zip(pieces, places, strict=True)
+        p if not start % 64 else bytearray(p) for p, (start, _) in zip(pieces, spans, strict=True)
     ]
     return decode(codec, meta, aligned)
 

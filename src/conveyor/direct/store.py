@@ -87,8 +87,8 @@ def holder_and_method() -> tuple[str, str]:
 
 def _method_of(where: Located, process_table: _core.ProcessTable) -> str:
     with suppress(OSError):
-        kept, _, _ = _core.read_directory(where.pid, process_table.directory(where.slot))
-        for number, _, _, names in kept:
+        values, _, _ = _core.read_directory(where.pid, process_table.directory(where.slot))
+        for number, _, _, names in values:
             if number == where.number:
                 return names.decode(errors="replace").split("\0")[-1]
     return ""
@@ -197,7 +197,7 @@ class Watched(Stored):
     """Stored value whose memory is checked when it is got or let go of: nobody may have written to it
     meanwhile."""
 
-    __slots__ = ("_checksum", "_holder", "_method", "_told", "_value")
+    __slots__ = ("_checksum", "_holder", "_method", "_reported", "_value")
 
     def __init__(
         self,
@@ -206,15 +206,15 @@ class Watched(Stored):
         value: Any,
         buffers: list[Any],
         ranges: bytes,
-        lying: bytes,
+        memory_ranges: bytes,
         what: tuple[str, str, bool],
         out_of_band: OnRoute | None,
     ) -> None:
         self._checksum = _core.checksum_of(ranges)
         self._holder, self._method = holder_and_method()
-        self._told = False
+        self._reported = False
         names = table.names(*what, self._method)
-        anchor = _core.Anchor(number, lying, names, self._checksum)
+        anchor = _core.Anchor(number, memory_ranges, names, self._checksum)
         super().__init__(table, number, value, buffers, ranges, anchor, out_of_band)
 
     @property
@@ -234,14 +234,14 @@ class Watched(Stored):
         self._value = value
 
     def __del__(self) -> None:
-        if self._anchor is not None and not self._told and (wrong := self._wrong()):
+        if self._anchor is not None and not self._reported and (wrong := self._wrong()):
             _log.error("%s", wrong)
         super().__del__()
 
     def _wrong(self) -> str:
         if _core.checksum_of(self.ranges) == self._checksum:
             return ""
-        self._told = True
+        self._reported = True
         nbytes = sum(length for _, length in _RANGE.iter_unpack(self.ranges))
         return in_words(self.number, self._holder, nbytes, self._method)
 
@@ -261,9 +261,9 @@ class Table:
         self._stored: dict[int, weakref.ref[Stored]] = {}
         self._names: dict[tuple[Any, ...], _core.LastingText] = {}
         #: Of each value where its memory lies, on devices too.
-        self._lying: dict[int, bytes] = {}
+        self._memory_ranges: dict[int, bytes] = {}
         #: Whom it tells that a value has gone.
-        self._told: list[Callable[[], object]] = []
+        self._observers: list[Callable[[], object]] = []
 
     def keep(
         self,
@@ -284,10 +284,10 @@ class Table:
                 return None
             out_of_band = OnRoute(route, note, list(tensors))
         try:
-            lying = ranges
+            memory_ranges = ranges
             if tensors:
-                lying += b"".join([_RANGE.pack(*memory_at(one)) for one in tensors])
-            self._lying[number] = lying
+                memory_ranges += b"".join([_RANGE.pack(*memory_at(one)) for one in tensors])
+            self._memory_ranges[number] = memory_ranges
             on = "" if out_of_band is None else out_of_band.route.name
             if _core.checks_writes():
                 stored: Stored = Watched(
@@ -296,7 +296,7 @@ class Table:
                     value,
                     buffers,
                     ranges,
-                    lying,
+                    memory_ranges,
                     (transport, on, snapshot),
                     out_of_band,
                 )
@@ -304,10 +304,10 @@ class Table:
                 names = self._names.get((transport, on, snapshot))
                 if names is None:
                     names = self.names(transport, on, snapshot)
-                anchor = _core.Anchor(number, lying, names)
+                anchor = _core.Anchor(number, memory_ranges, names)
                 stored = Stored(self, number, value, buffers, ranges, anchor, out_of_band)
         except BaseException:
-            self._lying.pop(number, None)
+            self._memory_ranges.pop(number, None)
             if out_of_band is not None:
                 out_of_band.route.forget(number, out_of_band.note, out_of_band.tensors)
             raise
@@ -332,10 +332,10 @@ class Table:
         """Forget the value of that number, which is garbage, with all that others have got of it
         ``out_of_band``."""
         self.hide(number)
-        self._lying.pop(number, None)
+        self._memory_ranges.pop(number, None)
         # Any thread may have had it last: one that sends it, or that runs a method which took it.
-        if self._told:
-            for tell in self._told.copy():
+        if self._observers:
+            for tell in self._observers.copy():
                 tell()
         if out_of_band is not None:
             out_of_band.route.forget(number, out_of_band.note, out_of_band.tensors)
@@ -343,12 +343,12 @@ class Table:
     @contextmanager
     def telling(self, tell: Callable[[], object]) -> Iterator[None]:
         """Have ``tell`` called when a value has gone, in a finalizer, by whatever thread has had it last."""
-        told = self._told  # a forked child has another one
-        told.append(tell)
+        observers = self._observers  # a forked child has another one
+        observers.append(tell)
         try:
             yield
         finally:
-            told.remove(tell)
+            observers.remove(tell)
 
     def find(self, number: int) -> Stored | None:
         """The value of that number, if it is kept here."""
@@ -362,11 +362,11 @@ class Table:
         ]  # one step, whatever other threads do
         return sorted([one for one in found if one is not None], key=lambda one: one.number)
 
-    def holding(self, address: int, nbytes: int) -> set[int]:
+    def values_in(self, address: int, nbytes: int) -> set[int]:
         """Return the numbers of the values that have some of their memory among these bytes. The caller must
         keep none of them meanwhile. Otherwise another waiter would find them here, and hear of nothing
         afterwards."""
-        found = list(self._lying.items())  # one step, whatever other threads do
+        found = list(self._memory_ranges.items())  # one step, whatever other threads do
         return {number for number, ranges in found if _lies_in(ranges, address, nbytes)}
 
 

@@ -201,23 +201,23 @@ class Pickled:
     def __init__(self, value: Any) -> None:
         """Raises whatever pickling does."""
         self.leaves: list[tuple[Path, Any]] = []
-        self._kept: list[Any] = []
+        self._held: list[Any] = []
         self._value = value  # so that what it is made of is known by its address
         file = io.BytesIO()
-        _Taking(file, self.leaves, self._kept).dump(value)
+        _Taking(file, self.leaves, self._held).dump(value)
         self._rest = file.getbuffer()
 
     def put_together(self, leaves: Sequence[Any]) -> Any:
         """Return the value with these leaves in the places of its own. A parameter stays one, over the
         memory of the leaf that takes its place: modules take nothing else."""
-        return _Putting(io.BytesIO(self._rest), self.leaves, leaves, self._kept).load()
+        return _Putting(io.BytesIO(self._rest), self.leaves, leaves, self._held).load()
 
 
 class _Taking(cloudpickle.CloudPickler):  # type: ignore[misc]
-    def __init__(self, file: Any, leaves: list[tuple[Path, Any]], kept: list[Any]) -> None:
+    def __init__(self, file: Any, leaves: list[tuple[Path, Any]], held: list[Any]) -> None:
         super().__init__(file, protocol=5)
         self._leaves = leaves
-        self._kept = kept
+        self._held = held
 
     def persistent_id(self, one: Any) -> tuple[bool, int] | None:
         """Name the objects that are not pickled: leaves, and those that stay themselves."""
@@ -226,25 +226,25 @@ class _Taking(cloudpickle.CloudPickler):  # type: ignore[misc]
             return True, len(self._leaves) - 1
         # References and handles are themselves, too.
         if isinstance(one, _WHOLE) or type(one).__module__.startswith("conveyor."):
-            self._kept.append(one)
-            return False, len(self._kept) - 1
+            self._held.append(one)
+            return False, len(self._held) - 1
         return None
 
 
 class _Putting(pickle.Unpickler):
     def __init__(
-        self, file: Any, before: list[tuple[Path, Any]], leaves: Sequence[Any], kept: list[Any]
+        self, file: Any, before: list[tuple[Path, Any]], leaves: Sequence[Any], held: list[Any]
     ) -> None:
         super().__init__(file)
         self._before = before
         self._after = leaves
-        self._kept = kept
+        self._held = held
         self._known: dict[tuple[int, int], Any] = {}
 
     def persistent_load(self, name: Any) -> Any:
         is_one, number = name
         if not is_one:
-            return self._kept[number]
+            return self._held[number]
         before, after = self._before[number][1], self._after[number]
         tied = id(before), id(after)  # what is tied stays so
         if tied not in self._known:
@@ -263,7 +263,7 @@ def _like(before: Any, after: Any) -> Any:
     return torch.nn.Parameter(after.detach(), requires_grad=before.requires_grad)
 
 
-def taken_apart(value: Any, fresh: bool = False) -> Walked | Pickled:
+def unpacked(value: Any, fresh: bool = False) -> Walked | Pickled:
     """Take ``value`` apart into the leaves that its pickler reaches."""
     if not has_objects(value):
         return Walked(value, fresh)

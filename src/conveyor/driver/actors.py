@@ -28,14 +28,14 @@ from conveyor.exceptions import (
 )
 from conveyor.flag import Flag
 from conveyor.runtime import ending
-from conveyor.runtime.messages import send_with_ticket
+from conveyor.runtime.messages import send_with_id
 from conveyor.runtime.process import RESULT_BIT, DoorbellBits
 from conveyor.runtime.protocol import PID_MASK, ActorId, MethodInfo, NameTakenError, ProcessOptions
 from conveyor.runtime.waiting import wait_for_flag
 from conveyor.system_limits import CLOSED
 
 if TYPE_CHECKING:
-    from conveyor.calls.constructor import Kept
+    from conveyor.calls.constructor import StoredConstructor
     from conveyor.calls.links import Link
     from conveyor.calls.pending import CallRef
     from conveyor.driver.hosts import RemoteNode, Spawning
@@ -55,7 +55,7 @@ _REPORT_WAIT = 0.25
 class Actor(Struct, eq=False):
     """The lasting part of an actor, whatever process it has.
 
-    kept: its constructor's call; ``None``: that was too large to keep.
+    constructor: its constructor's call; ``None``: that was too large to keep.
     over: set once nobody wants it any more, so it is not started again.
     graphs: numbers of the graphs that need it.
     failures: processes in a row that died before the constructor had run.
@@ -67,7 +67,7 @@ class Actor(Struct, eq=False):
     options: ProcessOptions
     max_concurrency: int | None
     max_restarts: int = 0
-    kept: Kept | None = None
+    constructor: StoredConstructor | None = None
     restarts: int = 0
     failures: int = 0
     handles: int = 0
@@ -106,7 +106,7 @@ class Introduced(Struct, eq=False):
     segment: _core.Segment
     #: Acknowledgement of the order to accept the caller.
     ack: Ref
-    #: The segment's number on other hosts; 0: it is on none.
+    #: The segment's number on other nodes; 0: it is on none.
     shared: int = 0
 
 
@@ -160,15 +160,15 @@ class ActorRecord:
         self.arena: _core.ArenaView | None = None
         self.arena_fd = -1
         self.eventfd = -1
-        #: Where the process is, if not on the driver's host.
-        self.host: RemoteNode | None = None
+        #: Where the process is, if not on the driver's node.
+        self.node: RemoteNode | None = None
         self.control_socket: socket.socket | None = None
-        self._tickets = itertools.count(1)
+        self._fds_ids = itertools.count(1)
         # Descriptors and the frame that announces them go in step.
         self.control_lock = threading.Lock()
         self.known_peers: dict[int, int] = {}  # slot -> incarnation
         #: Mailboxes that other actors have for this process's calls, by the number of the link: their bits,
-        #: to be given back, and the numbers of their segments on other hosts.
+        #: to be given back, and the numbers of their segments on other nodes.
         self.mailboxes: dict[int, tuple[ActorRecord, int, int]] = {}
         #: Those who have such mailboxes for calls of this process, by the number of the link.
         self.callers: dict[int, ActorRecord] = {}
@@ -192,16 +192,16 @@ class ActorRecord:
         self.placed = Flag()
         self.start_error = ""
         self.error_was_got = False
-        self.headless = False  # the hosts have been told that its main thread is gone
+        self.headless = False  # the engine has been told that its main thread is gone
         #: Set once the cause of the death is known, also for a thread that holds a lock which the rest of the
         #: cleanup needs.
-        self.told = Flag()
-        self.exited = Flag()
+        self.cause_known = Flag()
+        self.cleaned_up = Flag()
         # Its last process snapshot: the slot may be another process's by the time somebody asks.
         self._last_snapshot: ProcessSnapshot | None = None
         self._left = False
         self._death_number = 0
-        #: From `exited` on: whether the driver starts the actor again. `replaced` says that it has
+        #: From `cleaned_up` on: whether the driver starts the actor again. `replaced` says that it has
         #: done so, or has given up for the reason in `restart_error`.
         self.restarting = False
         self.comes_back = False  # by itself: whoever else has it started, does so
@@ -268,18 +268,18 @@ class ActorRecord:
             ref.method = purpose
         return ref
 
-    def next_ticket(self) -> int:
-        """Return a new ticket for descriptors that come to this process."""
-        return next(self._tickets)
+    def next_fds_id(self) -> int:
+        """Return a new id for descriptors that come to this process."""
+        return next(self._fds_ids)
 
     def send_fds(self, fds: list[int]) -> int:
-        """Send descriptors to the actor, and return their ticket, which the frame they belong to must have.
+        """Send descriptors to the actor, and return their id, which the frame they belong to must have.
         They are sent before that frame: the actor never waits for descriptors. If their frame does not come
         (it cannot be encoded, or the program is interrupted), they are thrown away with the next ones."""
         assert self.control_socket is not None
-        ticket = self.next_ticket()
+        fds_id = self.next_fds_id()
         try:
-            send_with_ticket(self.control_socket, ticket, fds)
+            send_with_id(self.control_socket, fds_id, fds)
         except OSError as error:
             # Its end of the socket has gone with it, most often before its death was heard of. If that was
             # heard of, the slot may be another process's by now.
@@ -289,18 +289,18 @@ class ActorRecord:
                     self.process.end_headless()
             self.check_alive()
             raise
-        return ticket
+        return fds_id
 
     def bury(self) -> None:
         """Keep the last process snapshot: the process has ended, and its death is announced."""
-        told = None if self.process is None else self.process.last_snapshot()
-        self._last_snapshot, self._left = told or (
+        reported = None if self.process is None else self.process.last_snapshot()
+        self._last_snapshot, self._left = reported or (
             self._process_table.status(self.slot),
-            self._process_table.leaving(self.slot),
+            self._process_table.is_exiting(self.slot),
         )
         self._death_number = self._process_table.death_number(self.slot)
         if self.actor.ended:
-            self.actor.kept = None  # it will not be started again
+            self.actor.constructor = None  # it will not be started again
         start, self.start = self.start, None
         if start is not None:
             begun = start._number >= 0 and start._gate.ready(start._number, start._reader)
@@ -324,12 +324,12 @@ class ActorRecord:
         if self.start_error:
             self.error_was_got = True
             return ActorStartError(self.start_error, self.id.name)
-        page = self._last_snapshot or self._process_table.status(self.slot)
+        snapshot = self._last_snapshot or self._process_table.status(self.slot)
         # Not in the thread that brings the code: it would wait for itself.
-        if not (page[5] and self.host is None) and not self._tells():
-            self.told.wait(_EXIT_CODE_WAIT if self.host is None else _REPORT_WAIT)
-            page = self._last_snapshot or page
-        state, graph, node, execution, _since, number, what = page
+        if not (snapshot[5] and self.node is None) and not self._tells():
+            self.cause_known.wait(_EXIT_CODE_WAIT if self.node is None else _REPORT_WAIT)
+            snapshot = self._last_snapshot or snapshot
+        state, graph, node, execution, _since, number, what = snapshot
         doing: str | None = None
         if state != 0:
             doing = what
@@ -342,7 +342,9 @@ class ActorRecord:
             number = number or (-ended if ended < 0 else 0)
             code = ended if ended >= 0 else None
         where = (
-            "" if self.process is None or not self.process.place else f" on {self.process.place}"
+            ""
+            if self.process is None or not self.process.location
+            else f" on {self.process.location}"
         )
         process = f" (pid {self.pid & PID_MASK}{where})" if self.pid else ""
         message = f"actor {self.id.name}{process} {self._how(number, code)}"
@@ -351,7 +353,7 @@ class ActorRecord:
             message += f" while running {doing} ({where})"
         if number == signal.SIGKILL and not self.killed and not self._went_on:
             message += self._who_killed()
-        again = self.restarting if self.told.is_set() else self.may_restart()
+        again = self.restarting if self.cause_known.is_set() else self.may_restart()
         if self.restart_error:
             again = False
             message += f"; it could not be started again: {self.restart_error}"
@@ -362,15 +364,15 @@ class ActorRecord:
             message += f"\nthe last lines of its stderr:\n{tail}"
         kind = ActorRestartedError if again else ActorDiedError
         error = kind(message, self.id.name, doing, code, number or None)
-        if not self.told.is_set():
-            set_later(error, lambda: self.death() if self.told.is_set() else None)
+        if not self.cause_known.is_set():
+            set_later(error, lambda: self.death() if self.cause_known.is_set() else None)
         return error
 
     def silence(self, why: str) -> ConveyorError:
         """Return the error for a wait on a connection of the process that has ended. ``why`` says how it
         ended here; without it, the other side has ended it, most often by its death."""
         if self.alive and not why:
-            self.told.wait(_EXIT_CODE_WAIT)
+            self.cause_known.wait(_EXIT_CODE_WAIT)
         if not self.alive:
             return self.death()
         why = why or "it could not use it any more"
@@ -406,11 +408,11 @@ class ActorRecord:
 
     @property
     def _went_on(self) -> bool:
-        return self.process is not None and self.told.is_set() and self.process.went_on()
+        return self.process is not None and self.cause_known.is_set() and self.process.went_on()
 
     def _who_killed(self) -> str:
         found = None
-        if self.process is not None and self.told.is_set():
+        if self.process is not None and self.cause_known.is_set():
             found = self.process.out_of_memory()
         if found is None:
             return "; SIGKILL is also what the kernel's out-of-memory killer sends: it may be that"
@@ -434,10 +436,10 @@ class DeathWatches:
     """The death watches of a session, as many as are needed: each can watch a limited number of liveness
     futexes."""
 
-    def __init__(self, process_table: _core.ProcessTable, told: int) -> None:
-        """``told``: an eventfd that the watches write to whenever a liveness futex has fired."""
+    def __init__(self, process_table: _core.ProcessTable, eventfd: int) -> None:
+        """``eventfd``: an eventfd that the watches write to whenever a liveness futex has fired."""
         self._process_table = process_table
-        self._told = told
+        self._eventfd = eventfd
         self._lock = threading.Lock()
         self._watches: list[tuple[_core.DeathWatch, set[int]]] = []
 
@@ -445,7 +447,7 @@ class DeathWatches:
         with self._lock:
             found = next((w for w in self._watches if len(w[1]) < MAX_WATCHED), None)
             if found is None:
-                found = (_core.DeathWatch(self._process_table, self._told), set())
+                found = (_core.DeathWatch(self._process_table, self._eventfd), set())
                 self._watches.append(found)
             found[1].add(slot)
             found[0].add(slot)
@@ -507,7 +509,7 @@ class Table:
         """Number of processes for which there is room."""
         return len(self._free_slots)
 
-    def on_hosts_thread(self) -> bool:
+    def on_engine_thread(self) -> bool:
         """Return whether the calling thread is the one that hears from the engine, and so must not wait for
         the engine."""
         return self._tells()
@@ -723,7 +725,7 @@ class Table:
             if not self._can_be_forgotten(record):
                 return
             if not record.actor.shared:
-                record.actor.kept = None  # nobody can have it started again
+                record.actor.constructor = None  # nobody can have it started again
             self._remembered.pop(record.id.index, None)
             self._remembered[record.id.index] = record
             if len(self._remembered) <= DEAD_REMEMBERED:
@@ -740,7 +742,7 @@ class Table:
         """Return whether the actor is dead, and nothing in this process asks for it."""
         actor = record.actor
         requested_for = actor.handles > 0 or actor.graphs or not actor.held
-        return not requested_for and record.exited.is_set() and not record.under_way
+        return not requested_for and record.cleaned_up.is_set() and not record.under_way
 
     def reserve(self, record: ActorRecord) -> None:
         """Give the actor's next process the same slot, if it is free: processes that knew the old one then

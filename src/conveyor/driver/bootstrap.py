@@ -98,7 +98,7 @@ class Startup:
         # Without itself: few actors call themselves, and these are introduced like any two others.
         record.known_peers = {DRIVER_SLOT: process.process_table.incarnation(DRIVER_SLOT)}
 
-    def told(self, arena: ArenaSize | None = None) -> bytes:
+    def message(self, arena: ArenaSize | None = None) -> bytes:
         """Return the bootstrap message. ``arena``: the arena size of the process's node, if that is not the
         driver's."""
         assert self._bootstrap is not None

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from conveyor import _core
 from conveyor.driver.actors import DRIVER_SLOT, ActorRecord, Table
-from conveyor.driver.hosts import Handed
+from conveyor.driver.hosts import RemoteDescriptors
 from conveyor.driver.network import Network
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime.blueprint import Blueprint
@@ -33,7 +33,7 @@ Party = ActorRecord | None
 class End:
     """An end of a channel, until both have met."""
 
-    __slots__ = ("closed", "fds", "given", "holder", "told", "used", "view")
+    __slots__ = ("closed", "fds", "given", "holder", "notified", "used", "view")
 
     def __init__(self, holder: Party) -> None:
         #: The process that was the last to have it, and whether it has used it.
@@ -41,12 +41,12 @@ class End:
         self.used = False
         self.closed = False
         #: Whether its process knows of the other end's.
-        self.told = False
+        self.notified = False
         #: Descriptors that introduce the other end's process to this one, once it has come.
         self.fds: list[int] = []
         self.view: _core.ArenaView | None = None
         #: The substitute for the descriptors, if this end's process is on another node.
-        self.given: Handed | None = None
+        self.given: RemoteDescriptors | None = None
 
     @property
     def introduced(self) -> bool:
@@ -56,7 +56,7 @@ class End:
     def is_over(self, spread: int) -> bool:
         """Whether nobody will ask for what is kept for this end. ``spread``: nor use the channel any more."""
         dead = self.holder is not None and not self.holder.alive
-        return (self.told and not spread) or self.closed or dead
+        return (self.notified and not spread) or self.closed or dead
 
 
 class Channel:
@@ -67,15 +67,15 @@ class Channel:
     def __init__(self, depth: int, creator: Party) -> None:
         self.depth = depth
         self.ends = End(creator), End(creator)
-        #: As it is on the driver's host, if an end is there.
+        #: As it is on the driver's node, if an end is there.
         self.segment: _core.Segment | None = None
-        #: The number of the segment on the hosts of its ends; 0: it is on the driver's alone.
+        #: The number of the segment on the nodes of its ends; 0: it is on the driver's alone.
         self.spread = 0
 
     @property
     def introduced(self) -> bool:
         """Whether both ends have been used, and something is kept for them, or was told."""
-        return any(end.told or end.introduced for end in self.ends)
+        return any(end.notified or end.introduced for end in self.ends)
 
 
 #: How many channels of dead processes are remembered, with their processes.
@@ -143,12 +143,12 @@ class DriverBroker:
             own, party = channel.ends[side], channel.ends[other(side)].holder
             assert channel.segment is not None
             assert own.view is not None
-            slot, incarnation = self._place(party)
+            slot, incarnation = self._identity_of(party)
             actor = None if party is None else party.id
             spread = bool(channel.spread)
-            meeting = ChannelPeer(channel.segment, slot, incarnation, actor, own.view, spread)
-            self._told(number, channel, side)
-            return meeting
+            peer = ChannelPeer(channel.segment, slot, incarnation, actor, own.view, spread)
+            self._mark_notified(number, channel, side)
+            return peer
 
         return self._met(None, number, side, alone, tell)
 
@@ -164,9 +164,9 @@ class DriverBroker:
     def close(self, number: int, side: Side) -> None:
         self.closed_by(None, number, side)
 
-    def death(self, meeting: ChannelPeer) -> ConveyorError:
-        assert meeting.actor is not None  # the driver does not outlive itself
-        return self._table.death_of(meeting.actor, meeting.slot, meeting.incarnation)
+    def death(self, peer: ChannelPeer) -> ConveyorError:
+        assert peer.actor is not None  # the driver does not outlive itself
+        return self._table.death_of(peer.actor, peer.slot, peer.incarnation)
 
     # For all
 
@@ -187,16 +187,16 @@ class DriverBroker:
 
     def met_by(
         self, party: ActorRecord, number: int, side: Side, alone: bool
-    ) -> tuple[Party, list[int] | Handed, bool] | None:
+    ) -> tuple[Party, list[int] | RemoteDescriptors, bool] | None:
         """Return the holder of the other end, the descriptors of the segment and of the holder's process, and
         whether the channel is on other nodes. The caller closes the descriptors. ``party``: the actor that
         uses an end; ``None`` is returned if the other end is not used yet."""
 
-        def tell(channel: Channel) -> tuple[Party, list[int] | Handed, bool]:
+        def tell(channel: Channel) -> tuple[Party, list[int] | RemoteDescriptors, bool]:
             own = channel.ends[side]
             fds, own.fds = own.fds, []
             found, spread = channel.ends[other(side)].holder, bool(channel.spread)
-            self._told(number, channel, side)
+            self._mark_notified(number, channel, side)
             return found, own.given or fds, spread
 
         return self._met(party, number, side, alone, tell)
@@ -213,7 +213,7 @@ class DriverBroker:
                 return
             # Again, if it is closed already: whoever did that may have been broken off.
             end.closed = True
-            if not end.told:
+            if not end.notified:
                 # The other end may have met this one just now.
                 if channel.segment is not None:
                     ClosedWord(channel.segment, side).mark()
@@ -284,10 +284,10 @@ class DriverBroker:
                 raise _DiedError(self._lost[number])
             raise _taken(number, side)
         own, there = channel.ends[side], channel.ends[other(side)]
-        if own.told or (own.used and own.holder is not party):
+        if own.notified or (own.used and own.holder is not party):
             raise _taken(number, side)
         own.holder, own.used = party, True
-        if there.closed and not there.told:
+        if there.closed and not there.notified:
             raise closed_error(number, other(side))
         if alone and not there.used:
             there.holder, there.used = party, True
@@ -311,13 +311,13 @@ class DriverBroker:
             channel.segment = self._blueprint(channel).make()
         fds: list[list[int]] = [[], []]
         views: list[_core.ArenaView | None] = [None, None]
-        given: list[Handed | None] = [None, None]
+        given: list[RemoteDescriptors | None] = [None, None]
         try:
             for i, (end, there) in enumerate((ends, ends[::-1])):
                 if _is_remote(end.holder):
                     # Every process knows the driver.
                     known = () if there.holder is None else (there.holder.reader,)
-                    given[i] = Handed(channel.spread, known)
+                    given[i] = RemoteDescriptors(channel.spread, known)
                 elif end.holder is None:
                     views[i] = self._view(there.holder)
                 else:
@@ -329,7 +329,7 @@ class DriverBroker:
             end.fds, end.view, end.given = fds[i], views[i], given[i]
 
     def _blueprint(self, channel: Channel) -> Blueprint:
-        sender, receiver = [self._place(end.holder) for end in channel.ends]
+        sender, receiver = [self._identity_of(end.holder) for end in channel.ends]
         return channel_blueprint(channel.depth, sender, receiver)
 
     def _spread(self, number: int) -> None:
@@ -345,10 +345,10 @@ class DriverBroker:
         except BaseException as error:
             made.close_fd()
             if isinstance(error, ConveyorError):
-                _check_alive(holders)  # a death is why a host could not, most often
+                _check_alive(holders)  # a death is why a node could not, most often
             raise
         segment: _core.Segment | None = made
-        if not spread:  # those of other hosts have been buried
+        if not spread:  # those of other nodes have been buried
             made.close_fd()
             _check_alive(holders)
             return
@@ -377,15 +377,15 @@ class DriverBroker:
             raise _UnknownError(party)
         return dup_all([channel.segment.fd, *made[party]])
 
-    def _told(self, number: int, channel: Channel, side: Side) -> None:
-        channel.ends[side].told = True
+    def _mark_notified(self, number: int, channel: Channel, side: Side) -> None:
+        channel.ends[side].notified = True
         self._tidy(number, channel)
 
     def _tidy(self, number: int, channel: Channel) -> None:
         """Let go of what nobody will ask for."""
         if all(end.is_over(channel.spread) for end in channel.ends):
             for end in channel.ends:
-                if not (end.told or end.closed) and end.holder is not None:
+                if not (end.notified or end.closed) and end.holder is not None:
                     self._lost[number] = end.holder
                     if len(self._lost) > _MOST_LOST:
                         del self._lost[next(iter(self._lost))]
@@ -410,13 +410,13 @@ class DriverBroker:
         if spread:
             self._network.forget_soon(spread)
 
-    def _place(self, party: Party) -> tuple[int, int]:
+    def _identity_of(self, party: Party) -> tuple[int, int]:
         if party is None:
             return DRIVER_SLOT, self._table.process_table.incarnation(DRIVER_SLOT)
         return party.slot, party.incarnation
 
     def _notify(self, party: Party) -> None:
-        self._table.process_table.notify(self._place(party)[0], _core.ATTENTION_BIT)
+        self._table.process_table.notify(self._identity_of(party)[0], _core.ATTENTION_BIT)
 
 
 def _check_alive(parties: Iterable[Party]) -> None:
@@ -426,7 +426,7 @@ def _check_alive(parties: Iterable[Party]) -> None:
 
 
 def _is_remote(party: Party) -> bool:
-    return party is not None and party.host is not None
+    return party is not None and party.node is not None
 
 
 def _taken(number: int, side: Side) -> RuntimeStateError:

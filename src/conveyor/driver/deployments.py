@@ -41,7 +41,7 @@ from conveyor.graph.edges import (
     lay_out,
     transports_of,
 )
-from conveyor.graph.executor import ChannelsSpec, Member
+from conveyor.graph.executor import ChannelsSpec, GraphWorker
 from conveyor.graph.telemetry import TIME_LIMIT, Question, RemoteStatus
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.refs.ref import Ref
@@ -91,7 +91,7 @@ class Deployment:
         self._over = False
         self.records: list[ActorRecord] = [supervisor.current(info.key) for info in plan.actors]
         self._ring_ends: dict[int, RingEnd] = {}
-        #: The segment's number on other hosts; 0: it is on none.
+        #: The segment's number on other nodes; 0: it is on none.
         self.shared = 0
 
     def begin(self) -> None:
@@ -286,7 +286,7 @@ class Deployment:
         hosts = {}
         if self.shared:
             ring_ends = {EXECUTOR: self.executor, **self._ring_ends}
-            hosts = {actor: self._network.host_name(end.slot) for actor, end in ring_ends.items()}
+            hosts = {actor: self._network.node_name(end.slot) for actor, end in ring_ends.items()}
         return ChannelsSpec.of(self.number, self.records, self.layout, self.bits, hosts)
 
     def remote_status(self, question: Question, time_limit: float) -> RemoteStatus:
@@ -428,9 +428,9 @@ class Departures:
     def __init__(self, process_table: _core.ProcessTable, watcher: Watcher) -> None:
         self._process_table = process_table
         self._watcher = watcher
-        self._awaited: dict[tuple[ActorRecord, int], list[tuple[Member, Ref]]] = {}
+        self._awaited: dict[tuple[ActorRecord, int], list[tuple[GraphWorker, Ref]]] = {}
 
-    def expect(self, caller: ActorRecord, number: int, acks: list[tuple[Member, Ref]]) -> None:
+    def expect(self, caller: ActorRecord, number: int, acks: list[tuple[GraphWorker, Ref]]) -> None:
         """Watch the acknowledgements of graph ``number``, which ``caller`` takes down. ``caller`` is rung for
         each."""
         self._awaited[caller, number] = acks
@@ -442,14 +442,14 @@ class Departures:
         """Return the slots of the actors that have not left yet. Raises the error that a living actor has met
         in leaving."""
         acks = self._awaited[caller, number]
-        still_deployed = [member.slot for member, ack in acks if not ack.done()]
+        still_deployed = [worker.slot for worker, ack in acks if not ack.done()]
         if not still_deployed:
             del self._awaited[caller, number]
-            for member, ack in acks:
+            for worker, ack in acks:
                 try:
                     ack.get()
                 except ConveyorError:
-                    if member.alive:
+                    if worker.alive:
                         raise
         return still_deployed
 
@@ -548,13 +548,13 @@ class GraphDeployer:
         if deployment is None:
             return RemoteStatus(why="the graph has been torn down")
         return deployment.remote_status(
-            question, 0 if self._table.on_hosts_thread() else time_limit
+            question, 0 if self._table.on_engine_thread() else time_limit
         )
 
     def remote_later(self, number: int, then: Callable[[RemoteStatus | Exception], object]) -> None:
         """Call ``then`` with the result of :meth:`remote_status`, or with the error, on a thread of its
         own."""
-        threads.start(self._look_at_remote, "looks", number, then)
+        threads.start(self._look_at_remote, "remote-status", number, then)
 
     def _look_at_remote(
         self, number: int, then: Callable[[RemoteStatus | Exception], object]
@@ -566,7 +566,7 @@ class GraphDeployer:
         else:
             then(found)
 
-    def undeploy(self, number: int) -> list[tuple[Member, Ref]]:
+    def undeploy(self, number: int) -> list[tuple[GraphWorker, Ref]]:
         """Take graph ``number`` down; return the acknowledgements that are still to come."""
         self._process.limit_spin(number, None)
         deployment = self._deployments.get(number)

@@ -27,7 +27,7 @@ from conveyor.driver.bootstrap import SharedState
 from conveyor.driver.broker import DriverBroker
 from conveyor.driver.deployments import Deployment, GraphDeployer
 from conveyor.driver.groups import DriverCollectives
-from conveyor.driver.hosts import Home, Hosts
+from conveyor.driver.hosts import DriverCallbacks, ProcessEngine
 from conveyor.driver.network import Network
 from conveyor.driver.remote_processes import HERE, RemoteNodes
 from conveyor.driver.requests import Connections, Dispatcher, ask_readers
@@ -36,7 +36,7 @@ from conveyor.exceptions import RuntimeStateError
 from conveyor.graph.assembly import compiled_graph
 from conveyor.graph.compiled import CompiledGraph
 from conveyor.graph.edges import task_labels, tasks_by_actor
-from conveyor.graph.executor import DeployedChannels, Member
+from conveyor.graph.executor import DeployedChannels, GraphWorker
 from conveyor.graph.handles import SharedGraphs
 from conveyor.graph.lifecycle import GraphInfo
 from conveyor.plan import lower
@@ -65,7 +65,7 @@ class _Foreign:
     def __init__(self) -> None:
         # Held while the actor is attached: several threads may ask for it, and it would refuse all but the
         # first. Reentrant, since a signal handler may ask, too.
-        self.turn = threading.RLock()
+        self.lock = threading.RLock()
 
 
 class Attachments:
@@ -78,13 +78,13 @@ class Attachments:
 
     def attach(self, attached: Attached) -> ActorId:
         """Have that actor take part in the session, until it ends or is killed."""
-        with self._foreign.setdefault(attached.key, _Foreign()).turn:
+        with self._foreign.setdefault(attached.key, _Foreign()).lock:
             for record in self._table:
                 known = record.actor.options.attached
                 if known is not None and known.key == attached.key:
                     if record.alive:
                         return record.id
-                    record.exited.wait(_LEAVES_WITHIN)  # it was killed, or has died
+                    record.cleaned_up.wait(_LEAVES_WITHIN)  # it was killed, or has died
             options = ProcessOptions(None, 0, {}, attached=attached)
             # Nobody counts its handles: the actor was there before them, and outlives them.
             actor = Actor(attached.name, attached.methods, None, options, None, shared=True)
@@ -103,7 +103,7 @@ class LastSteps:
         thread can be had for the steps, one that was broken off is begun again."""
         self._steps = deque(steps)
         self._hurry = hurry
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         self._taking = False
         self._errors: list[Exception] = []
 
@@ -139,7 +139,7 @@ class LastSteps:
             del interrupt  # it refers to this frame
 
     def _take(self) -> bool:
-        with self._turn:  # whoever comes second waits for the first
+        with self._lock:  # whoever comes second waits for the first
             if self._taking:
                 return False
             self._taking = True
@@ -158,20 +158,22 @@ class LastSteps:
 class Driver(CallingRuntime):
     """The runtime of the process that the user started."""
 
-    def __init__(self, hosts: Hosts, arena: ArenaSize | None = None, grace: float = 5.0) -> None:
+    def __init__(
+        self, engine: ProcessEngine, arena: ArenaSize | None = None, grace: float = 5.0
+    ) -> None:
         """``grace``: seconds that actors have for an orderly end."""
         self._eventfd = self._arena_fd = self._garbage_event = self._liveness_event = -1
-        self._hosts = hosts
+        self._engine = engine
         try:
             with explained("start a session"):
-                uninterrupted(lambda: self._begin(hosts, arena, grace))
+                uninterrupted(lambda: self._begin(engine, arena, grace))
         except BaseException:  # the system has refused something: nothing is left of the session
             uninterrupted(self._undo)
             raise
 
     def _undo(self) -> None:
         """Close everything that a failed start has opened."""
-        self._hosts.close()
+        self._engine.close()
         self._close_descriptors()
         if hasattr(self, "cleanup"):
             self.cleanup.waker.close()
@@ -180,7 +182,7 @@ class Driver(CallingRuntime):
         if context.running() is self:
             context.install(None)
 
-    def _begin(self, hosts: Hosts, arena: ArenaSize | None, grace: float) -> None:
+    def _begin(self, engine: ProcessEngine, arena: ArenaSize | None, grace: float) -> None:
         arena = arena or arena_size()
         process_table = _core.ProcessTable.create(PROCESS_TABLE_SLOTS)
         process_table.prepare(DRIVER_SLOT, "driver")
@@ -203,7 +205,7 @@ class Driver(CallingRuntime):
             self.cleanup,
         )
         self._shared_graphs = SharedGraphs(self.graphs)
-        self.places = hosts.places
+        self.places = engine.places
         shared_state = SharedState(
             process,
             self.exports.session,
@@ -211,22 +213,22 @@ class Driver(CallingRuntime):
             self._eventfd,
             self.label,
             self.pump,
-            hosts.places,
+            engine.places,
         )
-        self.table = Table(process_table, self.label, hosts.on_thread)
+        self.table = Table(process_table, self.label, engine.on_thread)
 
         def own_view() -> _core.ArenaView:
             return process.own_view(self._arena_fd)
 
         self.remote_nodes = RemoteNodes(process, own_view)
-        process.name_host = self.remote_nodes.host_name
-        process.look_at_remote = lambda slots: self.remote_nodes.looks.look_at(
-            slots, hosts.on_thread()
+        process.name_node = self.remote_nodes.node_name
+        process.look_at_remote = lambda slots: self.remote_nodes.status_queries.look_at(
+            slots, engine.on_thread()
         )
         self.supervisor = Supervisor(
             self.table,
             shared_state,
-            hosts,
+            engine,
             self.cleanup,
             grace,
             self._liveness_event,
@@ -249,7 +251,7 @@ class Driver(CallingRuntime):
             self.table, self.supervisor, self.network, self.remote_nodes, process, own_view
         )
         self.dispatcher = Dispatcher(
-            hosts,
+            engine,
             self.table,
             self.supervisor,
             self.network,
@@ -261,29 +263,29 @@ class Driver(CallingRuntime):
             self.remote_nodes,
         )
         self.supervisor.on_request_socket = self.dispatcher.add
-        self.supervisor.on_settled = self.dispatcher.settled
+        self.supervisor.on_remote_start = self.dispatcher.close_socket
         self.supervisor.on_start = self._note_link
         self.supervisor.end_waits = self._end_waits
         self.supervisor.death_cleanup = self._death_cleanup()
-        self._last_steps = self._shutdown_steps(hosts)
+        self._last_steps = self._shutdown_steps(engine)
         self.at_shutdown: Callable[[], None] = lambda: None
-        home = Home(
+        callbacks = DriverCallbacks(
             self.remote_nodes.open,
             self.dispatcher.heard,
             self.remote_nodes.gone,
-            self.remote_nodes.host_of,
-            self.remote_nodes.looks.remote_stored,
-            partial(self.remote_nodes.looks.when_come, HERE),
-            self.remote_nodes.looks.come,
+            self.remote_nodes.node_of,
+            self.remote_nodes.status_queries.remote_stored,
+            partial(self.remote_nodes.status_queries.when_come, HERE),
+            self.remote_nodes.status_queries.come,
             self.remote_nodes.reached,
             process,
         )
-        hosts.start(self.supervisor.on_exit, home)
-        hosts.watch(self._garbage_event, self._on_garbage)
-        hosts.watch(self._liveness_event, self._on_liveness_futexes)
+        engine.start(self.supervisor.on_exit, callbacks)
+        engine.watch(self._garbage_event, self._on_garbage)
+        engine.watch(self._liveness_event, self._on_liveness_futexes)
         context.install(self)  # last: a caller that is interrupted now finds the driver there
 
-    def _shutdown_steps(self, hosts: Hosts) -> LastSteps:
+    def _shutdown_steps(self, engine: ProcessEngine) -> LastSteps:
         """Return the steps of the session's end, in order."""
         return LastSteps(
             self._begin_end,
@@ -300,7 +302,7 @@ class Driver(CallingRuntime):
             self.collectives.end,
             self.watcher.close,
             self._end_hearing,
-            hosts.close,
+            engine.close,
             self.supervisor.close,
             self.remote_nodes.close,
             self._forget_all,
@@ -317,9 +319,9 @@ class Driver(CallingRuntime):
             Step("what its slot says of it is kept", ActorRecord.bury),
             # Before anybody is told that it has ended: errors say whether it comes back.
             Step("whether it is started again is settled", supervisor.decide),
-            Step("how it has ended can be said", lambda r: r.told.set(), unborn=True),
+            Step("how it has ended can be said", lambda r: r.cause_known.set(), unborn=True),
             Step("how it has ended is logged", supervisor.log_death),
-            # Before its slot is another process's: tickets name their readers by slot.
+            # Before its slot is another process's: borrows name their readers by slot.
             Step("no ref waits for it", lambda r: exports.actor_ended(r.reader), unborn=True),
             Step(
                 "graphs that it executed are taken down", self.deployer.executor_ended, unborn=True
@@ -327,10 +329,10 @@ class Driver(CallingRuntime):
             Step("its requests are not served", self.dispatcher.remove, unborn=True),
             Step("the driver's link is let go of", self._forget_link, unborn=True),
             Step("what its process had is closed", supervisor.forget_process, unborn=True),
-            Step("who waits for its end is told", lambda r: r.exited.set(), unborn=True),
+            Step("who waits for its end is told", lambda r: r.cleaned_up.set(), unborn=True),
             Step("nothing is kept for its channels", self.broker.actor_ended, unborn=True),
             Step("groups of it alone are closed", self.collectives.actor_ended, unborn=True),
-            # After `exited`: whoever lays a link for it just now looks at that.
+            # After `cleaned_up`: whoever lays a link for it just now looks at that.
             Step("its links are nobody's any more", self.network.ended, unborn=True),
             Step("its successor is started", supervisor.succeed),
         )
@@ -379,7 +381,7 @@ class Driver(CallingRuntime):
         release = partial(self.supervisor.release, actor)
         self.table.retain(actor)
         try:
-            return self.cleanup.will(release)
+            return self.cleanup.finalizer(release)
         except BaseException:  # no memory: there will be no handle
             self.cleanup.soon(release)
             raise
@@ -393,7 +395,7 @@ class Driver(CallingRuntime):
         self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
     ) -> CompiledGraph:
         supervisor = self.supervisor
-        plan = lower(root, config, placement, supervisor.hosts_of, supervisor.have_gpus)
+        plan = lower(root, config, placement, supervisor.nodes_of, supervisor.have_gpus)
         with explained(f"lay the channels of {config.name or 'the graph'}"):
             return compiled_graph(self, plan, config, self.graphs)
 
@@ -412,7 +414,7 @@ class Driver(CallingRuntime):
             deployment.channels(), list(deployment.records), deployment.layout.segment
         )
 
-    def undeploy(self, number: int) -> list[tuple[Member, Ref]]:
+    def undeploy(self, number: int) -> list[tuple[GraphWorker, Ref]]:
         self._shared_graphs.forget(number)
         return self.deployer.undeploy(number)
 
@@ -430,8 +432,8 @@ class Driver(CallingRuntime):
             graph, node
         )  # another process's, or one that is deployed just now
 
-    def share_graph(self, graph: CompiledGraph, account: object) -> bool:
-        return self._shared_graphs.share(graph, account, self.ending)
+    def share_graph(self, graph: CompiledGraph, graph_info: object) -> bool:
+        return self._shared_graphs.share(graph, graph_info, self.ending)
 
     def load_graph(
         self, number: int, name: str, whole: bool = False, options: tuple[str, ...] = ()
@@ -494,7 +496,7 @@ class Driver(CallingRuntime):
         self._eventfd = -1
         _core.skip_descriptors()
         ending.fault = ending.fault or f"code of this process {CLOSED}"
-        steps = self._begin_end, self.process.hang_up, self._hosts.close
+        steps = self._begin_end, self.process.hang_up, self._engine.close
         self._last_steps = LastSteps(*steps, hurry=bool)
 
     def fail(self, why: str) -> None:
@@ -513,15 +515,15 @@ class Driver(CallingRuntime):
         """End the actors' waits: the actors need the rest of the time for their own end."""
         self.collectives.end_waits()
         process_table = self.process.process_table
-        process_table.leave(DRIVER_SLOT)
+        process_table.mark_exiting(DRIVER_SLOT)
         for record in self.table:
             if record.alive:
                 process_table.notify(record.slot, _core.ATTENTION_BIT)
 
     def _end_hearing(self) -> None:
         self.cleanup.waker.close()
-        self._hosts.unwatch(self._garbage_event)
-        self._hosts.unwatch(self._liveness_event)
+        self._engine.unwatch(self._garbage_event)
+        self._engine.unwatch(self._liveness_event)
         self.dispatcher.close()
 
     def _forget_all(self) -> None:

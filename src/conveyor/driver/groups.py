@@ -13,13 +13,13 @@ from msgspec import Struct
 
 from conveyor import _core, descriptors
 from conveyor.driver.actors import DRIVER_SLOT, ActorRecord, Table
-from conveyor.driver.hosts import Handed
+from conveyor.driver.hosts import RemoteDescriptors
 from conveyor.driver.network import Network
 from conveyor.driver.remote_processes import HERE, RemoteNodes
 from conveyor.driver.supervisor import Supervisor
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
-from conveyor.runtime.blueprint import hosts_among
+from conveyor.runtime.blueprint import nodes_among
 from conveyor.runtime.broker import Joined, Membership, doing, enter, group_blueprint
 from conveyor.runtime.process import Process, close_all
 from conveyor.runtime.protocol import ActorId
@@ -35,7 +35,7 @@ class _Group(Struct, frozen=True):
     #: The segment's number on other nodes; 0: all ranks are on this one.
     shared: int
     #: The node of each rank, counted from 0 on.
-    hosts: tuple[int, ...]
+    nodes: tuple[int, ...]
     records: tuple[ActorRecord, ...]
     #: The actors of all ranks, the driver included.
     actors: tuple[ActorId, ...]
@@ -101,20 +101,20 @@ class DriverCollectives:
             members.insert(
                 driver, (DRIVER_SLOT, self._table.process_table.incarnation(DRIVER_SLOT))
             )
-        among = hosts_among(members, self._remote_nodes.host_of)
-        hosts = tuple([among.index(self._remote_nodes.host_of(slot)) for slot, _ in members])
-        blueprint = group_blueprint(members, hosts)
+        among = nodes_among(members, self._remote_nodes.node_of)
+        nodes = tuple([among.index(self._remote_nodes.node_of(slot)) for slot, _ in members])
+        blueprint = group_blueprint(members, nodes)
         with explained(f"create a collective group of {len(members)} ranks"):
             segment = blueprint.make() if HERE in among else None
             try:
                 shared = self._remote_nodes.spread(blueprint, segment)
             except ConveyorError:
                 for record in records:
-                    record.check_alive()  # a death is why a host could not, most often
+                    record.check_alive()  # a death is why a node could not, most often
                 raise
         number = next(self._numbers)
         group = _Group(
-            segment, shared, hosts, records, tuple(names), tuple(members), driver, creator
+            segment, shared, nodes, records, tuple(names), tuple(members), driver, creator
         )
         self._groups[number] = group
         # Checked again: the cleanup after a death, or the session's end, may have looked before.
@@ -122,7 +122,9 @@ class DriverCollectives:
             self.close(number)
         return number
 
-    def joined_by(self, record: ActorRecord, number: int) -> tuple[Membership, list[int] | Handed]:
+    def joined_by(
+        self, record: ActorRecord, number: int
+    ) -> tuple[Membership, list[int] | RemoteDescriptors]:
         """Return the membership of an actor's process that joins, and the descriptors of the segment and of
         the actors' processes, its own included. The caller closes them. A process of another node gets its
         own of these there."""
@@ -133,11 +135,13 @@ class DriverCollectives:
                 "started again. Create another group"
             )
         rank = group.members.index(record.reader)
-        membership = Membership(rank, group.actors, group.members, group.driver, group.hosts)
-        if record.host is not None:
+        membership = Membership(rank, group.actors, group.members, group.driver, group.nodes)
+        if record.node is not None:
             for other in group.records:
                 other.check_alive()
-            return membership, Handed(group.shared, tuple([r.reader for r in group.records]))
+            return membership, RemoteDescriptors(
+                group.shared, tuple([r.reader for r in group.records])
+            )
         assert group.segment is not None, "a rank of it is here"
         fds = self._network.duplicates(group.records)
         try:
@@ -169,7 +173,7 @@ class DriverCollectives:
             else:
                 arenas.append(self._process.arena_of(slot, incarnation))
         membership = Membership(
-            group.driver, group.actors, group.members, group.driver, group.hosts
+            group.driver, group.actors, group.members, group.driver, group.nodes
         )
         joined = enter(self._process, group.segment, membership, arenas)
         self._joined.append(joined)

@@ -1,4 +1,4 @@
-"""Hosts of actors' processes, as the driver sees them: its engine, and each remote node.
+"""Engines of actors' processes, as the driver sees them: its engine, and each remote node.
 
 The processes of a remote node share no memory with the driver's node. Such a node has a process table and a
 pump of its own, and an agent that does there what the driver does here: see
@@ -23,7 +23,7 @@ from conveyor.runtime.deadlock_detector import Frames, LookAtWaits, WaitsThere
 from conveyor.runtime.messages import Message
 from conveyor.runtime.process import ArenaSize, Process
 from conveyor.runtime.protocol import ProcessOptions
-from conveyor.runtime.stored_values import KeptAt
+from conveyor.runtime.stored_values import StoreSnapshot
 
 
 class NodeOrder(Message, frozen=True):
@@ -39,11 +39,11 @@ class Adopt(NodeOrder, frozen=True):
 
 
 class Stand(NodeOrder, frozen=True):
-    """Add a proxy of a process of node ``host`` there."""
+    """Add a proxy of a process of node ``node`` there."""
 
     slot: int
     incarnation: int
-    host: int
+    node: int
     name: str
 
 
@@ -55,25 +55,25 @@ class Bury(NodeOrder, frozen=True):
 
 
 class Reach(NodeOrder, frozen=True):
-    """Connect to node ``host``, which waits there, and again whenever the connection breaks. The outcome is
+    """Connect to node ``node``, which waits there, and again whenever the connection breaks. The outcome is
     told later, so that a node that does not answer holds up nothing else."""
 
-    host: int
+    node: int
     address: tuple[str, int]
 
 
 class Locate(NodeOrder, frozen=True):
-    """Note where node ``host`` accepts connections. The node is not to be connected to: it connects
+    """Note where node ``node`` accepts connections. The node is not to be connected to: it connects
     itself."""
 
-    host: int
+    node: int
     address: tuple[str, int]
 
 
 class GiveUp(NodeOrder, frozen=True):
-    """Give node ``host`` up: it is lost. When this is done, nothing of ``host`` arrives there any more."""
+    """Give node ``node`` up: it is lost. When this is done, nothing of ``node`` arrives there any more."""
 
-    host: int
+    node: int
 
 
 class CountDue(NodeOrder, frozen=True):
@@ -84,22 +84,22 @@ class CountDue(NodeOrder, frozen=True):
 
 
 class TellWhenCome(NodeOrder, frozen=True):
-    """Send message ``number`` when these frames of node ``host`` have come there, or no frame of it comes any
+    """Send message ``number`` when these frames of node ``node`` have come there, or no frame of it comes any
     more."""
 
-    host: int
+    node: int
     frames: Frames
     number: int
 
 
 class Spread(NodeOrder, frozen=True):
-    """Make a segment, and join it to the segments that other nodes have under the same number. ``homes``: the
-    nodes of the processes that submit over its limits, by their slots. ``joined``: other nodes have it,
-    too."""
+    """Make a segment, and join it to the segments that other nodes have under the same number.
+    ``submitter_hosts``: the nodes of the processes that submit over its limits, by their slots. ``joined``:
+    other nodes have it, too."""
 
     number: int
     blueprint: Blueprint
-    homes: dict[int, int]
+    submitter_hosts: dict[int, int]
     joined: bool
 
 
@@ -117,20 +117,20 @@ class Forget(NodeOrder, frozen=True):
     number: int
 
 
-class Hand(NodeOrder, frozen=True):
+class SendDescriptors(NodeOrder, frozen=True):
     """Give a process the descriptors of a segment, and those that introduce other processes to it. They come
-    with ``ticket`` over its control socket."""
+    with ``fds_id`` over its control socket."""
 
     slot: int
     incarnation: int
-    ticket: int
+    fds_id: int
     segment: int
     processes: tuple[Reader, ...]
 
 
 class Answer(NodeOrder, frozen=True):
     """Send a process the pickled answer to its request, with the given descriptors, if there are any.
-    ``line``: with its end of that connection; see
+    ``connection``: with its end of that connection; see
     :meth:`conveyor.driver.hosts.RemoteNode.carry`. ``memory``: with its end of a connection
     over which its node fetches memory of others."""
 
@@ -139,7 +139,7 @@ class Answer(NodeOrder, frozen=True):
     data: bytes
     segment: int = 0
     processes: tuple[Reader, ...] = ()
-    line: int = 0
+    connection: int = 0
     memory: bool = False
 
 
@@ -166,24 +166,24 @@ class MarkClosed(NodeOrder, frozen=True):
     slot: int
 
 
-class Handed(Struct, frozen=True):
+class RemoteDescriptors(Struct, frozen=True):
     """Substitute for descriptors, given to a process of another node: see
     :class:`conveyor.driver.hosts.Answer`."""
 
     segment: int = 0
     processes: tuple[Reader, ...] = ()
-    line: int = 0
+    connection: int = 0
     memory: bool = False
 
 
-class Home(Struct, frozen=True):
+class DriverCallbacks(Struct, frozen=True):
     """Callbacks of the driver, for engines that have nodes beside the driver's.
 
     pump: gives the pump of the driver's node. It is made with the seconds that a node may be without a
         connection, and the IP address to which other nodes connect.
     heard: takes a request of a process of another node, with the slot and incarnation.
     gone: is told of a node that is no more, by number.
-    host_of: the number of the node of the process that has a slot.
+    node_of: the number of the node of the process that has a slot.
     remote_stored: the values that processes of other nodes store for others.
     when_come: calls the first function when these frames of a node have come to the driver's, or nothing of
         that node comes any more; it calls the second one if that is not told, since the session is over.
@@ -195,8 +195,8 @@ class Home(Struct, frozen=True):
     pump: Callable[[float, str], _core.HostPump]
     heard: Callable[[int, int, bytes], None]
     gone: Callable[[int], None]
-    host_of: Callable[[int], int]
-    remote_stored: Callable[[], list[KeptAt]]
+    node_of: Callable[[int], int]
+    remote_stored: Callable[[], list[StoreSnapshot]]
     when_come: Callable[[int, Frames, Callable[[], object], Callable[[], object]], None]
     come: Callable[[int], None]
     reached: Callable[[int, int, Exception | None], None]
@@ -241,7 +241,7 @@ class RemoteNode(Protocol):
         """Have the node say what the processes there wait for."""
         ...
 
-    def kept(self) -> Future[list[KeptAt]]:
+    def stored(self) -> Future[list[StoreSnapshot]]:
         """Return the values that the processes there store for others."""
         ...
 
@@ -266,8 +266,8 @@ class RemoteNode(Protocol):
 #: Substitute for a wait status: the process was no child of ours, and how it has ended is not known.
 UNKNOWN_END = -1
 
-Settle: TypeAlias = "Callable[[RemoteNode], tuple[Reader, bytes, list[int]]]"
-"""Has a host make the endpoints of a process that comes to be there: see :meth:`Hosts.spawn`."""
+PrepareRemote: TypeAlias = "Callable[[RemoteNode], tuple[Reader, bytes, list[int]]]"
+"""Has a node make the endpoints of a process that comes to be there: see :meth:`ProcessEngine.spawn`."""
 
 ProcessSnapshot: TypeAlias = tuple[int, int, int, int, int, int, str]
 """Row of a process table: see ``ProcessTable.status``."""
@@ -279,13 +279,14 @@ class Spawned(Struct, frozen=True):
     stderr_tail: gives the last lines that it wrote to stderr.
     out_of_memory: whether SIGKILL, which has ended it, came from the kernel's out-of-memory killer; ``None``:
         that cannot be told.
-    end_headless: :meth:`Hosts.end_headless` of it.
+    end_headless: :meth:`ProcessEngine.end_headless` of it.
     went_on: whether that has ended it, once it has ended.
-    place: in words, where it is, if not on the driver's node.
+    location: in words, where it is, if not on the driver's node.
     last_snapshot: its last process snapshot, and whether it was left by ``sys.exit``, once it has ended on
         another node.
     lost: whether its node was lost, and how.
-    stays: it is somebody else's, and no end of ours ends it: ``kill`` has it leave the session, which it does
+    attached: it is somebody else's, and no end of ours ends it: ``kill`` has it leave the session, which it
+    does
         when the method that it runs has returned.
     """
 
@@ -294,10 +295,10 @@ class Spawned(Struct, frozen=True):
     out_of_memory: Callable[[], bool | None]
     end_headless: Callable[[], None]
     went_on: Callable[[], bool]
-    place: str = ""
+    location: str = ""
     last_snapshot: Callable[[], tuple[ProcessSnapshot, bool] | None] = lambda: None
     lost: Callable[[], str] = lambda: ""
-    stays: bool = False
+    attached: bool = False
 
 
 class Spawning(Protocol):
@@ -316,7 +317,7 @@ class Spawning(Protocol):
         ...
 
 
-class Hosts(Protocol):
+class ProcessEngine(Protocol):
     """An engine, which hosts actors as processes. It is handed to the driver, and knows processes but no
     channels.
 
@@ -329,7 +330,7 @@ class Hosts(Protocol):
     #: Whether the engine chooses a node by ``ProcessOptions.placement``.
     places: bool
 
-    def start(self, on_exit: Callable[[int, int], None], home: Home) -> None:
+    def start(self, on_exit: Callable[[int, int], None], callbacks: DriverCallbacks) -> None:
         """Begin the session. ``on_exit(pid, status)`` is called on a thread of the engine's when a process
         has ended. The status is the kernel's (see ``os.waitstatus_to_exitcode``), or :data:`UNKNOWN_END`."""
         ...
@@ -346,15 +347,15 @@ class Hosts(Protocol):
         fds: Sequence[int],
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
-        settle: Settle,
+        prepare_remote: PrepareRemote,
     ) -> Spawned | Spawning:
         """Start a process that runs ``worker.main(payload, fds)``, or return how it is asked for.
         ``on_spawned(pid)`` is called, on a thread of the engine's, before ``on_exit`` for this process, and
         both may be before this returns. ``fds`` are not closed before :meth:`Spawning.wait` has returned.
 
-        If the process comes to be on another node, ``settle(host)`` is called before. It has that node make
-        the process's endpoints. It returns the process's slot and incarnation there, the substitute for the
-        payload, and the numbers of the segments that are to be passed last.
+        If the process comes to be on another node, ``prepare_remote(node)`` is called before. It has that
+        node make the process's endpoints. It returns the process's slot and incarnation there, the substitute
+        for the payload, and the numbers of the segments that are to be passed last.
         """
         ...
 

@@ -12,7 +12,7 @@ from conveyor import _core, descriptors
 from conveyor.calls.links import Refusal, link_blueprint, link_depth
 from conveyor.codec import Reader
 from conveyor.driver.actors import ActorRecord, Introduced, Table
-from conveyor.driver.hosts import Handed
+from conveyor.driver.hosts import RemoteDescriptors
 from conveyor.driver.remote_processes import HERE, RemoteNodes
 from conveyor.exceptions import ActorDiedError, ConveyorError
 from conveyor.futures import Future, wait
@@ -33,7 +33,7 @@ from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.broker import Side
 from conveyor.runtime.cleanup import Cleanup
 from conveyor.runtime.process import RESULT_BIT, RingEnd, close_all
-from conveyor.runtime.stored_values import KeptAt
+from conveyor.runtime.stored_values import StoreSnapshot
 from conveyor.worker.messages import Accept, HangUp, Load
 
 if TYPE_CHECKING:
@@ -56,24 +56,25 @@ def look_at_remote(
     """Return the status of these actors, as their nodes report it. The node of the executor, which has that
     slot, is left out. ``number`` and ``layout`` are of the graph's segment. ``time_limit``: seconds that the
     nodes have, all together."""
-    own = remote_nodes.host_of(executor)
+    own = remote_nodes.node_of(executor)
     requested: dict[int, list[LookedAt]] = {}
     for actor, record in enumerate(records):
-        host = HERE if record.host is None else record.host.number
-        if host != own:
+        node = HERE if record.node is None else record.node.number
+        if node != own:
             looked_at = LookedAt(actor, record.reader, layout.recorders[actor])
-            requested.setdefault(host, []).append(looked_at)
-    names = {host: remote_nodes.name_of(host) for host in requested}
+            requested.setdefault(node, []).append(looked_at)
+    names = {node: remote_nodes.name_of(node) for node in requested}
     if time_limit <= 0:
         why = "it was not asked, by the thread that would hear its answer"
         return RemoteStatus(unknown=dict.fromkeys(names.values(), why))
     end = _core.monotonic() + time_limit
-    looks = {
-        host: Look(question, number, layout.offsets, tuple(actors))
-        for host, actors in requested.items()
+    queries = {
+        node: Look(question, number, layout.offsets, tuple(actors))
+        for node, actors in requested.items()
     }
     answers = {
-        host: remote_nodes.looks.look(host, look, layout.segment) for host, look in looks.items()
+        node: remote_nodes.status_queries.look(node, look, layout.segment)
+        for node, look in queries.items()
     }
     clocks = _clocks(remote_nodes, own, answers, end) if question.trace else {}
     wait(answers.values(), max(end - _core.monotonic(), 0.0))
@@ -81,16 +82,16 @@ def look_at_remote(
     rings: dict[int, Rings] = {}
     by_actor: dict[int, Offset] = {}
     unknown: dict[str, str] = {}
-    for host, answer in answers.items():
+    for node, answer in answers.items():
         why = _why_not(answer, time_limit)
         if why:
-            unknown[names[host]] = why
+            unknown[names[node]] = why
             continue
         said = answer.result()
         seen.update(said.actors)
         rings.update(dict.fromkeys(said.actors, said.rings))
-        if host in clocks:
-            by_actor.update(dict.fromkeys(said.actors, clocks[host]))
+        if node in clocks:
+            by_actor.update(dict.fromkeys(said.actors, clocks[node]))
     return RemoteStatus(seen, rings, by_actor, unknown)
 
 
@@ -102,22 +103,22 @@ def _why_not(answer: Future[Seen], time_limit: float) -> str:
 
 
 def _clocks(
-    remote_nodes: RemoteNodes, own: int, hosts: Mapping[int, object], end: float
+    remote_nodes: RemoteNodes, own: int, nodes: Mapping[int, object], end: float
 ) -> dict[int, Offset]:
     """Return how far the clocks of these nodes are ahead of the executor's, as far as the nodes answer."""
-    found = {host: _clock(remote_nodes, host, end) for host in {own, *hosts}}
+    found = {node: _clock(remote_nodes, node, end) for node in {own, *nodes}}
     base = found[own]
     if base is None:
         return {}
-    return {host: clock.seen_from(base) for host in hosts if (clock := found[host]) is not None}
+    return {node: clock.seen_from(base) for node in nodes if (clock := found[node]) is not None}
 
 
-def _clock(remote_nodes: RemoteNodes, host: int, end: float) -> Offset | None:
-    if host == HERE:
+def _clock(remote_nodes: RemoteNodes, node: int, end: float) -> Offset | None:
+    if node == HERE:
         return Offset(_core.monotonic_ns(), NONE.ahead, NONE.error)
     try:
         left = max(end - _core.monotonic(), 0.001)
-        samples = remote_nodes.pump.ask_clock(host, _CLOCK_TIMES, left)
+        samples = remote_nodes.pump.ask_clock(node, _CLOCK_TIMES, left)
     except OSError:  # the session ends
         return None
     return estimate(samples) if samples else None
@@ -139,9 +140,9 @@ class Network:
         are here."""
         return self._remote_nodes.spread(blueprint, segment)
 
-    def host_name(self, slot: int) -> str:
+    def node_name(self, slot: int) -> str:
         """Return the name of the node of the process with that slot."""
-        return self._remote_nodes.host_name(slot)
+        return self._remote_nodes.node_name(slot)
 
     def whereabouts(self, ring_ends: Iterable[RingEnd]) -> Whereabouts:
         """Return the nodes of these processes, for the out-of-band parts of a graph's edges."""
@@ -169,9 +170,11 @@ class Network:
             record, process
         )
 
-    def remote_stored(self, record: ActorRecord) -> list[KeptAt]:
+    def remote_stored(self, record: ActorRecord) -> list[StoreSnapshot]:
         """Return the values that processes of other nodes than ``record``'s store for others."""
-        return self._remote_nodes.looks.remote_stored(self._remote_nodes.host_of(record.slot))
+        return self._remote_nodes.status_queries.remote_stored(
+            self._remote_nodes.node_of(record.slot)
+        )
 
     def forget(self, number: int) -> None:
         """Forget the segment of that number, which nobody uses any more."""
@@ -193,19 +196,21 @@ class Network:
         with record.control_lock:
             new, fds = self._new_peers(record, assignment.peers)
             try:
-                if record.host is not None:
-                    ticket = self._remote_nodes.hand(record, number, new.items())
+                if record.node is not None:
+                    fds_id = self._remote_nodes.send_descriptors(record, number, new.items())
                 else:
-                    ticket = record.send_fds([segment_fd, *fds.numbers()])
+                    fds_id = record.send_fds([segment_fd, *fds.numbers()])
                 purpose = f"its part of {assignment.name}, which is being compiled"
-                order = Load(assignment, tuple(new.items()), ticket)
+                order = Load(assignment, tuple(new.items()), fds_id)
                 ack = record.order(order, purpose=purpose)
             finally:
                 fds.close()
             record.known_peers.update(new)
             return ack
 
-    def link(self, caller: ActorRecord, callee: ActorRecord) -> tuple[int, int, list[int] | Handed]:
+    def link(
+        self, caller: ActorRecord, callee: ActorRecord
+    ) -> tuple[int, int, list[int] | RemoteDescriptors]:
         """Set up a link between two actors. Return its number, the mailbox bit, and the descriptors for the
         caller's process: the segment, and the callee's arena and eventfd. Whoever calls this closes them.
 
@@ -229,17 +234,17 @@ class Network:
                 own.insert(0, descriptors.duplicate(segment.fd))
                 fds = self._of(caller)
                 shared = self._remote_nodes.spread(blueprint, segment)
-                if callee.host is not None:
-                    ticket = self._remote_nodes.hand(callee, shared, [caller.reader])
+                if callee.node is not None:
+                    fds_id = self._remote_nodes.send_descriptors(callee, shared, [caller.reader])
                 else:
-                    ticket = callee.send_fds([segment.fd, *fds])
-                ack = callee.order(Accept(caller.slot, caller.incarnation, bit, ticket))
+                    fds_id = callee.send_fds([segment.fd, *fds])
+                ack = callee.order(Accept(caller.slot, caller.incarnation, bit, fds_id))
             except BaseException as error:
                 callee.bits.give_back(bit)
                 close_all(own)
                 self._remote_nodes.forget(shared)
                 if isinstance(error, ConveyorError):
-                    callee.check_alive()  # its death is why a host could not, most often
+                    callee.check_alive()  # its death is why a node could not, most often
                 raise
             finally:
                 close_all(fds)
@@ -250,24 +255,24 @@ class Network:
         caller.mailboxes[deployed.number] = callee, bit, shared
         callee.callers[deployed.number] = caller
         for record in (caller, callee):
-            if record.exited.is_set():  # meanwhile
+            if record.cleaned_up.is_set():  # meanwhile
                 self.ended(record)
         segment.close_fd()
-        if caller.host is not None:
+        if caller.node is not None:
             close_all(own)
-            return deployed.number, bit, Handed(shared, (callee.reader,))
+            return deployed.number, bit, RemoteDescriptors(shared, (callee.reader,))
         return deployed.number, bit, own
 
-    def refuse(self, callee: ActorRecord, tag: int, error: ConveyorError) -> None:
-        """Note that ``callee`` could not accept the caller of order ``tag``. ``error`` is the outcome of the
-        calls over this link; the next call has another link set up."""
+    def refuse(self, callee: ActorRecord, order_id: int, error: ConveyorError) -> None:
+        """Note that ``callee`` could not accept the caller of order ``order_id``. ``error`` is the outcome
+        of the calls over this link; the next call has another link set up."""
         if callee.control_link is not None:
-            callee.control_link.flush()  # then whoever has just sent it has noted its tag
+            callee.control_link.flush()  # then whoever has just sent it has noted its id
         with callee.control_lock:
-            deployed = next((i for i in callee.introduced if i.ack._number == tag), None)
+            deployed = next((i for i in callee.introduced if i.ack._number == order_id), None)
             if (
                 deployed is None
-            ):  # something else was sent with that tag, and whoever did waits for the answer
+            ):  # something else was sent with that id, and whoever did waits for the answer
                 return
             callee.introduced.remove(deployed)
         if deployed.caller.mailboxes.pop(deployed.number, None) is None:
@@ -275,7 +280,7 @@ class Network:
         callee.callers.pop(deployed.number, None)
         callee.bits.give_back(deployed.bit)
         deployed.caller.refusals[deployed.number] = error
-        if deployed.caller.host is not None:
+        if deployed.caller.node is not None:
             self._remote_nodes.mark_refused(deployed.caller, deployed.shared)
         else:
             Refusal(deployed.segment).mark()
@@ -289,7 +294,7 @@ class Network:
             record.callers.pop(number, None)
             _, _, shared = caller.mailboxes.pop(number, (None, 0, 0))
             # Its last answers may be on their way to the caller's node.
-            to = self._remote_nodes.host_of(caller.slot)
+            to = self._remote_nodes.node_of(caller.slot)
             self._remote_nodes.behind_its_last(
                 record, to, partial(self._remote_nodes.forget, shared)
             )

@@ -31,13 +31,13 @@ from conveyor.driver.hosts import (
     Cut,
     Forget,
     GiveUp,
-    Hand,
-    Handed,
     Locate,
     MarkClosed,
     MarkRefused,
     Reach,
+    RemoteDescriptors,
     RemoteNode,
+    SendDescriptors,
     Spread,
     Stand,
     TellWhenCome,
@@ -54,7 +54,7 @@ from conveyor.graph.telemetry import (
     SeenAll,
     StatusResponder,
 )
-from conveyor.runtime.blueprint import Blueprint, hosts_among
+from conveyor.runtime.blueprint import Blueprint, nodes_among
 from conveyor.runtime.broker import Side
 from conveyor.runtime.deadlock_detector import (
     NOBODY,
@@ -66,12 +66,12 @@ from conveyor.runtime.deadlock_detector import (
 )
 from conveyor.runtime.process import Process
 from conveyor.runtime.status import ProcessSnapshot
-from conveyor.runtime.stored_values import KeptAt, kept_on
+from conveyor.runtime.stored_values import StoreSnapshot, stores_on
 from conveyor.transport.base import Host
 
 T = TypeVar("T")
 
-#: The driver's own host.
+#: The driver's own node.
 HERE = 0
 
 
@@ -89,27 +89,27 @@ class StatusQueries:
     def __init__(
         self,
         process: Process,
-        hosts: Mapping[int, RemoteNode],
+        nodes: Mapping[int, RemoteNode],
         lost: Collection[int],
-        host_of: Callable[[int], int],
+        node_of: Callable[[int], int],
         pump: Callable[[], _core.HostPump | None],
     ) -> None:
-        """``hosts``, ``lost``: the nodes that there are, and the lost ones, now and later. ``host_of``: the
+        """``nodes``, ``lost``: the nodes that there are, and the lost ones, now and later. ``node_of``: the
         number of the node of the process with a slot. ``pump``: the pump of the driver's node."""
         self._process = process
-        self._hosts, self._lost = hosts, lost
-        self._host_of, self._pump = host_of, pump
+        self._nodes, self._lost = nodes, lost
+        self._node_of, self._pump = node_of, pump
         self._status_responder = StatusResponder(process.process_table)
         self._numbers = itertools.count(1)
         #: By question number: the node where frames are to come, the function to call when they have, and the
         #: function to call if that is not told.
         self._awaited: dict[int, tuple[int, Callable[[], object], Callable[[], object]]] = {}
 
-    def look(self, host: int, look: Look, segment: _core.Segment) -> Future[Seen]:
+    def look(self, node: int, look: Look, segment: _core.Segment) -> Future[Seen]:
         """Have a node look at actors of a graph that are there. ``segment``: the graph's, as it is on the
         driver's node."""
-        if host != HERE:
-            return self._hosts[host].look(look)
+        if node != HERE:
+            return self._nodes[node].look(look)
         here: Future[Seen] = Future()
         here.set_result(self._status_responder.look(look, segment))
         return here
@@ -119,10 +119,10 @@ class StatusQueries:
         otherwise why they are not known. ``hears``: the caller is the thread that hears the answers."""
         if hears:
             return ["its host was not asked"] * len(slots)
-        hosts = {number: self._hosts.get(number) for number in map(self._host_of, slots)}
-        answers = {n: host.look_at_all(LookAtAll(False)) for n, host in hosts.items() if host}
+        nodes = {number: self._nodes.get(number) for number in map(self._node_of, slots)}
+        answers = {n: node.look_at_all(LookAtAll(False)) for n, node in nodes.items() if node}
         wait(answers.values(), BRIEF_TIME_LIMIT)
-        return [self._seen(slot, answers.get(self._host_of(slot))) for slot in slots]
+        return [self._seen(slot, answers.get(self._node_of(slot))) for slot in slots]
 
     def _seen(self, slot: int, answer: Future[SeenAll] | None) -> ProcessSnapshot | str:
         if answer is None:
@@ -133,14 +133,14 @@ class StatusQueries:
         if error is not None:
             return str(error) or type(error).__name__
         name = self._process.process_table.name(slot)
-        found = (page for page in answer.result().pages if page.name == name)
+        found = (snapshot for snapshot in answer.result().snapshots if snapshot.name == name)
         return next(found, "its host does not know it")
 
-    def look_at_waits(self, host: int, look: LookAtWaits) -> Future[WaitsThere]:
+    def look_at_waits(self, node: int, look: LookAtWaits) -> Future[WaitsThere]:
         """Have a node say what its processes wait for. A lost node has none."""
-        lost = host in self._lost
-        if host != HERE and not lost:
-            return self._hosts[host].look_at_waits(look)
+        lost = node in self._lost
+        if node != HERE and not lost:
+            return self._nodes[node].look_at_waits(look)
         here: Future[WaitsThere] = Future()
         try:
             there = (
@@ -152,29 +152,29 @@ class StatusQueries:
             here.set_result(there)
         return here
 
-    def due(self, host: int, to: int) -> Future[Frames]:
-        """Return the frames published on ``host`` until now that node ``to`` is to have. Fails if ``host`` is
+    def due(self, node: int, to: int) -> Future[Frames]:
+        """Return the frames published on ``node`` until now that node ``to`` is to have. Fails if ``node`` is
         given up, or the session is over."""
-        if host != HERE:
-            return self._hosts[host].tell(CountDue(to))
+        if node != HERE:
+            return self._nodes[node].tell(CountDue(to))
         return self._of_the_pump(lambda pump: due_to(pump, to))
 
     def when_come(
         self,
         to: int,
-        host: int,
+        node: int,
         frames: Frames,
         then: Callable[[], object],
         untold: Callable[[], object],
     ) -> None:
-        """Call ``then`` when these frames of ``host`` have come to node ``to``, or none of ``host`` comes
+        """Call ``then`` when these frames of ``node`` have come to node ``to``, or none of ``node`` comes
         there any more. Call ``untold`` if ``to`` is given up, or the session is over."""
         number = next(self._numbers)
         self._awaited[number] = to, then, untold
         if to != HERE:
-            requested = self._hosts[to].tell(TellWhenCome(host, frames, number))
+            requested = self._nodes[to].tell(TellWhenCome(node, frames, number))
         else:
-            requested = self._of_the_pump(lambda pump: pump.tell_when_come(host, frames, number))
+            requested = self._of_the_pump(lambda pump: pump.tell_when_come(node, frames, number))
         requested.add_done_callback(partial(self._is_requested, number))
 
     def _is_requested(self, number: int, requested: Future[None]) -> None:
@@ -190,10 +190,10 @@ class StatusQueries:
         _, then, _ = self._awaited.pop(number, _NOT_AWAITED)
         then()
 
-    def gone(self, host: int) -> None:
-        """Note that node ``host`` is lost, and tells nothing any more."""
+    def gone(self, node: int) -> None:
+        """Note that node ``node`` is lost, and tells nothing any more."""
         for number, (to, _, _) in list(self._awaited.items()):
-            if to == host:
+            if to == node:
                 self._untold(number)
 
     def _of_the_pump(self, ask: Callable[[_core.HostPump], T]) -> Future[T]:
@@ -204,15 +204,15 @@ class StatusQueries:
             if pump is None:
                 raise BrokenPipeError(errno.ESHUTDOWN, "the session is over")
             here.set_result(ask(pump))
-        except BrokenPipeError as error:  # the pump's end; also where all hosts are given up
+        except BrokenPipeError as error:  # the pump's end; also where all nodes are given up
             here.set_exception(error)
         return here
 
-    def remote_stored(self, own: int = HERE) -> list[KeptAt]:
+    def remote_stored(self, own: int = HERE) -> list[StoreSnapshot]:
         """Return the values that processes of other nodes than ``own`` store for others, as far as these
         nodes answer in time."""
-        requested = [host.kept() for number, host in list(self._hosts.items()) if number != own]
-        found = [] if own == HERE else kept_on(self._process.process_table, self._process.slot)
+        requested = [node.stored() for number, node in list(self._nodes.items()) if number != own]
+        found = [] if own == HERE else stores_on(self._process.process_table, self._process.slot)
         for answer in wait(requested, TIME_LIMIT):
             found += answer.result() if answer.exception() is None else []
         return found
@@ -226,8 +226,8 @@ class Joins:
     """Connections between pairs of other nodes; each node has connected to the driver by itself. One thread
     at a time is in here, but for ``reached``."""
 
-    def __init__(self, hosts: Mapping[int, RemoteNode]) -> None:
-        self._hosts = hosts
+    def __init__(self, nodes: Mapping[int, RemoteNode]) -> None:
+        self._nodes = nodes
         # Users of a connection wait for its future; a failed one is ordered again.
         self._joined: dict[tuple[int, int], Future[Any]] = {}
 
@@ -236,9 +236,9 @@ class Joins:
         joined = self._joined.get((lower, higher))
         if joined is None or has_failed(joined):
             joined = self._joined[lower, higher] = Future()
-            self._hosts[lower].tell(Locate(higher, self._hosts[higher].address))
-            # The host goes on meanwhile: one that does not answer may hold up nothing else there.
-            sent = self._hosts[higher].send(Reach(lower, self._hosts[lower].address))
+            self._nodes[lower].tell(Locate(higher, self._nodes[higher].address))
+            # The node goes on meanwhile: one that does not answer may hold up nothing else there.
+            sent = self._nodes[higher].send(Reach(lower, self._nodes[lower].address))
             sent.add_done_callback(lambda done: _fail(joined, done.exception()))
         return joined
 
@@ -253,10 +253,10 @@ class Joins:
             with suppress(InvalidStateError):
                 joined.set_result(None)
 
-    def gone(self, host: int) -> None:
+    def gone(self, node: int) -> None:
         """End the waits for connections to a node that is lost."""
-        for pair in [pair for pair in self._joined if host in pair]:
-            name = self._hosts[host].name
+        for pair in [pair for pair in self._joined if node in pair]:
+            name = self._nodes[node].name
             _fail(self._joined.pop(pair), RuntimeStateError(f"node {name} is lost"))
 
 
@@ -286,14 +286,14 @@ class RemoteNodes:
         self._lock = threading.RLock()
         self._pump: _core.HostPump | None = None
         self._window, self._address = 0.0, ""
-        self._hosts: dict[int, RemoteNode] = {}
+        self._nodes: dict[int, RemoteNode] = {}
         self._lost: set[int] = set()
         # Pairs of a node and a lost node that it has given up: nothing comes to it from there any more.
         self._given_up: set[tuple[int, int]] = set()
         #: Called when there is another one of these, on any thread.
         self.on_given_up: Callable[[], object] = lambda: None
         # By slot, of processes of other nodes: the node; the proxy's arena; the segments of its own links.
-        self._host_of: dict[int, int] = {}
+        self._node_of: dict[int, int] = {}
         self._arenas: dict[int, _core.Arena] = {}
         self._links: dict[int, list[int]] = {}
         # By node, the processes of other nodes that it has proxies of. Users of a proxy wait for its future;
@@ -301,13 +301,13 @@ class RemoteNodes:
         self._known: dict[int, dict[Reader, Future[Any]]] = {}
         #: Dead processes of which a node still has a proxy, by node and slot: their last frames are on their
         #: way there.
-        self._leaving: dict[tuple[int, int], Reader] = {}
-        self._joins = Joins(self._hosts)
+        self._stale_proxies: dict[tuple[int, int], Reader] = {}
+        self._joins = Joins(self._nodes)
         self._segments: dict[int, list[int]] = {}
         self._numbers = itertools.count(1)
         #: Questions to nodes about their processes.
-        self.looks = StatusQueries(
-            process, self._hosts, self._lost, self.host_of, lambda: self._pump
+        self.status_queries = StatusQueries(
+            process, self._nodes, self._lost, self.node_of, lambda: self._pump
         )
 
     def open(self, window: float, address: str) -> _core.HostPump:
@@ -325,58 +325,58 @@ class RemoteNodes:
         assert self._pump is not None
         return self._pump
 
-    def host_of(self, slot: int) -> int:
+    def node_of(self, slot: int) -> int:
         """Return the number of the node of the process that has that slot."""
-        return self._host_of.get(slot, HERE)
+        return self._node_of.get(slot, HERE)
 
-    def host_name(self, slot: int) -> str:
+    def node_name(self, slot: int) -> str:
         """Return the name of the node of the process that has that slot."""
-        return self.name_of(self.host_of(slot))
+        return self.name_of(self.node_of(slot))
 
-    def name_of(self, host: int) -> str:
+    def name_of(self, node: int) -> str:
         """Return the name of a node, by its number."""
-        known = self._hosts.get(host)
+        known = self._nodes.get(node)
         return "the driver's node" if known is None else known.name
 
     def whereabouts(self, slots: Iterable[int]) -> Whereabouts:
         """Return the nodes of the processes with these slots, for the out-of-band parts of a graph's
         edges."""
-        numbers = [self.host_of(slot) for slot in slots]
+        numbers = [self.node_of(slot) for slot in slots]
         if len(set(numbers)) < 2:
             return Whereabouts(deployed=_core.monotonic_ns())
-        hosts = tuple(
+        nodes = tuple(
             [
-                Host(number, self._address if number == HERE else self._hosts[number].address[0])
+                Host(number, self._address if number == HERE else self._nodes[number].address[0])
                 for number in numbers
             ]
         )
-        # A connection that is silent breaks within a window, and the host is lost after another one. The rest
+        # A connection that is silent breaks within a window, and the node is lost after another one. The rest
         # is for the news to get there.
         known = 2 * self._window + KNOWN_DEAD_WITHIN / 2
-        return Whereabouts(hosts, max(known, KNOWN_DEAD_WITHIN), _core.monotonic_ns())
+        return Whereabouts(nodes, max(known, KNOWN_DEAD_WITHIN), _core.monotonic_ns())
 
     # A process
 
-    def settle(self, record: ActorRecord, startup: Startup, host: RemoteNode) -> bytes:
-        """Prepare a process that will be on ``host``: have that node make its endpoints, and add a proxy of
+    def prepare(self, record: ActorRecord, startup: Startup, node: RemoteNode) -> bytes:
+        """Prepare a process that will be on ``node``: have that node make its endpoints, and add a proxy of
         it here. Return its bootstrap message."""
         slot, incarnation = record.reader
         size, process_table = self._process.arena_size, self._process.process_table
         arena = _core.Arena(record.arena_fd, size.file, size.cap, process_table, slot, size.idle)
         with self._lock:
-            self._hosts[host.number] = record.host = (
-                host  # first: what fails is buried as one of that host
+            self._nodes[node.number] = record.node = (
+                node  # first: what fails is buried as one of that node
             )
-            self._make_way(slot)
-            self._arenas[slot], self._host_of[slot] = arena, host.number
-            self.pump.add_proxy(slot, incarnation, host.number, record.id.name, arena)
+            self._remove_stale_proxies(slot)
+            self._arenas[slot], self._node_of[slot] = arena, node.number
+            self.pump.add_proxy(slot, incarnation, node.number, record.id.name, arena)
             record.eventfd = process_table.eventfd(slot)
-            done = [host.send(Adopt(slot, incarnation, record.id.name))]
+            done = [node.send(Adopt(slot, incarnation, record.id.name))]
             links = self._links[slot] = []
             for blueprint, segment in startup.links:
                 links.append(self._spread(blueprint, segment, done))
         _wait_for(done)
-        return startup.told(host.arena)
+        return startup.message(node.arena)
 
     def links_of(self, record: ActorRecord) -> list[int]:
         """Return the numbers of the segments of the driver's links to the process: of calls, and of
@@ -386,18 +386,20 @@ class RemoteNodes:
     def bury(self, record: ActorRecord) -> None:
         """Remove a dead process everywhere: its slot is about to be another's. A process of the driver's own
         node has proxies on others, too."""
-        slot, host = record.slot, record.host
+        slot, node = record.slot, record.node
         with self._lock:
             for other, known in self._known.items():
                 if known.pop(record.reader, None) is not None:
-                    self._leaving[other, slot] = record.reader
-                    self.behind_its_last(record, other, partial(self._leave, other, record.reader))
-            if host is None:
+                    self._stale_proxies[other, slot] = record.reader
+                    self.behind_its_last(
+                        record, other, partial(self._remove_proxy, other, record.reader)
+                    )
+            if node is None:
                 return
             for number in self._links.pop(slot, ()):
                 self._forget(number)
-            host.tell(Bury(*record.reader))
-            self._host_of.pop(slot, None)
+            node.tell(Bury(*record.reader))
+            self._node_of.pop(slot, None)
             arena = self._arenas.pop(slot, None)
             if self._pump is not None:
                 self._pump.remove_proxy(slot)
@@ -408,33 +410,33 @@ class RemoteNodes:
     def behind_its_last(self, record: ActorRecord, to: int, then: Callable[[], object]) -> None:
         """Call ``then`` when all frames that the dead process has written for node ``to`` are there, or none
         of them comes there any more."""
-        host = HERE if record.host is None else record.host.number
-        if host == to:
+        node = HERE if record.node is None else record.node.number
+        if node == to:
             then()
         else:
-            due = self.looks.due(host, to)
-            due.add_done_callback(partial(self._is_counted, host, to, then))
+            due = self.status_queries.due(node, to)
+            due.add_done_callback(partial(self._is_counted, node, to, then))
 
     def _is_counted(
-        self, host: int, to: int, then: Callable[[], object], due: Future[Frames]
+        self, node: int, to: int, then: Callable[[], object], due: Future[Frames]
     ) -> None:
         if due.exception() is None and due.result():
-            self.looks.when_come(to, host, due.result(), then, then)
+            self.status_queries.when_come(to, node, due.result(), then, then)
         else:
             then()
 
-    def _leave(self, other: int, process: Reader) -> None:
+    def _remove_proxy(self, other: int, process: Reader) -> None:
         with self._lock:
-            if self._leaving.get((other, process[0])) == process:
-                del self._leaving[other, process[0]]
-                self._hosts[other].tell(Bury(*process))
+            if self._stale_proxies.get((other, process[0])) == process:
+                del self._stale_proxies[other, process[0]]
+                self._nodes[other].tell(Bury(*process))
 
-    def _make_way(self, slot: int) -> None:
+    def _remove_stale_proxies(self, slot: int) -> None:
         """Remove the former process of the slot everywhere, whatever is on its way: another process gets the
         slot."""
-        for (other, of), process in list(self._leaving.items()):
+        for (other, of), process in list(self._stale_proxies.items()):
             if of == slot:
-                self._leave(other, process)
+                self._remove_proxy(other, process)
 
     def gone(self, number: int) -> None:
         """Have all nodes give a node up that is lost, or has ended; the driver's node has given it up
@@ -444,37 +446,37 @@ class RemoteNodes:
             self._known.pop(number, None)
             self._joins.gone(number)
             self._given_up.add((HERE, number))
-            for other in self._hosts.keys() - self._lost:
-                done = self._hosts[other].tell(GiveUp(number))
+            for other in self._nodes.keys() - self._lost:
+                done = self._nodes[other].tell(GiveUp(number))
                 done.add_done_callback(partial(self._gave_up, other, number))
-        self.looks.gone(number)
+        self.status_queries.gone(number)
         self.on_given_up()
 
-    def _gave_up(self, host: int, lost: int, done: Future[Any]) -> None:
+    def _gave_up(self, node: int, lost: int, done: Future[Any]) -> None:
         if done.exception() is None:  # else it is lost itself, or about to be
-            self._given_up.add((host, lost))
+            self._given_up.add((node, lost))
             self.on_given_up()
 
-    def reached(self, host: int, other: int, error: Exception | None) -> None:
-        """Note that node ``host`` has connected to ``other``, as ordered, or cannot."""
-        self._joins.reached(host, other, error)
+    def reached(self, node: int, other: int, error: Exception | None) -> None:
+        """Note that node ``node`` has connected to ``other``, as ordered, or cannot."""
+        self._joins.reached(node, other, error)
 
-    def comes(self, host: int, to: int) -> bool:
-        """Return whether frames of dead processes of ``host`` may still be on their way to node ``to``."""
-        return to != host and (to, host) not in self._given_up
+    def comes(self, node: int, to: int) -> bool:
+        """Return whether frames of dead processes of ``node`` may still be on their way to node ``to``."""
+        return to != node and (to, node) not in self._given_up
 
-    def is_lost(self, host: int) -> bool:
-        return host in self._lost
+    def is_lost(self, node: int) -> bool:
+        return node in self._lost
 
     # Segments
 
     def spread(self, blueprint: Blueprint, segment: _core.Segment | None) -> int:
         """Have all nodes of the members make such a segment. Return its number, 0 if all members are here.
         ``segment``: the one that is here, if some members are."""
-        if not self._host_of:
+        if not self._node_of:
             return 0
         with self._lock:
-            if hosts_among(blueprint.processes, self.host_of) == [HERE]:
+            if nodes_among(blueprint.processes, self.node_of) == [HERE]:
                 return 0
             done: list[Future[Any]] = []
             number = self._spread(blueprint, segment, done)
@@ -489,23 +491,25 @@ class RemoteNodes:
         self, blueprint: Blueprint, segment: _core.Segment | None, done: list[Future[Any]]
     ) -> int:
         """Order a segment's copies, with the lock. The outcomes to wait for are added to ``done``."""
-        hosts = hosts_among(blueprint.processes, self.host_of)
+        nodes = nodes_among(blueprint.processes, self.node_of)
         number = next(self._numbers)
-        for lower, higher in itertools.combinations(hosts, 2):
+        for lower, higher in itertools.combinations(nodes, 2):
             self._join(lower, higher, done)
-        homes = {limits.home: self.host_of(limits.home) for limits in blueprint.limits}
-        told = self._segments[number] = []
+        submitter_hosts = {
+            limits.submitter: self.node_of(limits.submitter) for limits in blueprint.limits
+        }
+        ordered = self._segments[number] = []
         try:
-            for host in hosts:
-                if host == HERE:
+            for node in nodes:
+                if node == HERE:
                     assert segment is not None
-                    told.append(host)  # first: who is interrupted may have done it
-                    blueprint.mirror(self.pump, number, segment, self._view_of, self.host_of)
+                    ordered.append(node)  # first: who is interrupted may have done it
+                    blueprint.mirror(self.pump, number, segment, self._view_of, self.node_of)
                     continue
-                self._introduce(host, blueprint.processes, done)
-                order = Spread(number, blueprint, homes, len(hosts) > 1)
-                told.append(host)
-                done.append(self._hosts[host].send(order))
+                self._introduce(node, blueprint.processes, done)
+                order = Spread(number, blueprint, submitter_hosts, len(nodes) > 1)
+                ordered.append(node)
+                done.append(self._nodes[node].send(order))
         except BaseException:
             self._forget(number)
             raise
@@ -515,24 +519,24 @@ class RemoteNodes:
         if lower != HERE:
             done.append(self._joins.of(lower, higher))
 
-    def _introduce(self, host: int, processes: Iterable[Reader], done: list[Future[Any]]) -> None:
-        """Have ``host`` add proxies of the processes that are not its own. It has always had the driver's."""
-        known = self._known.setdefault(host, {})
+    def _introduce(self, node: int, processes: Iterable[Reader], done: list[Future[Any]]) -> None:
+        """Have ``node`` add proxies of the processes that are not its own. It has always had the driver's."""
+        known = self._known.setdefault(node, {})
         for slot, incarnation in processes:
-            where = self.host_of(slot)
-            if where == host or slot == self._process.slot:
+            where = self.node_of(slot)
+            if where == node or slot == self._process.slot:
                 continue
             stands = known.get((slot, incarnation))
             if stands is None or has_failed(stands):
-                self._make_way(slot)
+                self._remove_stale_proxies(slot)
                 order = Stand(slot, incarnation, where, self._process.process_table.name(slot))
-                stands = known[slot, incarnation] = self._hosts[host].send(order)
+                stands = known[slot, incarnation] = self._nodes[node].send(order)
             done.append(stands)
 
     def introduce(self, record: ActorRecord, process: Reader) -> bool:
         """Return whether that process, which lives, is on another node than ``record``'s. If so, ``record``'s
         node knows it from then on, and can connect to the process's node."""
-        own, other = self.host_of(record.slot), self.host_of(process[0])
+        own, other = self.node_of(record.slot), self.node_of(process[0])
         if own == other:
             return False
         if own != HERE:
@@ -549,7 +553,7 @@ class RemoteNodes:
         return True
 
     def _view_of(self, slot: int) -> _core.ArenaView | None:
-        if self.host_of(slot) != HERE:
+        if self.node_of(slot) != HERE:
             return None
         if slot == self._process.slot:
             return self._own_view()
@@ -558,9 +562,9 @@ class RemoteNodes:
     def break_group(self, number: int, members: tuple[Reader, ...], session: bool) -> None:
         """Have the members on other nodes be told that the collective group of that segment is broken."""
         with self._lock:
-            for host in self._segments.get(number, ()):
-                if host != HERE:
-                    self._hosts[host].tell(BreakGroup(number, members, session))
+            for node in self._segments.get(number, ()):
+                if node != HERE:
+                    self._nodes[node].tell(BreakGroup(number, members, session))
 
     def forget(self, number: int) -> None:
         """Forget a segment, which nobody uses any more; 0: there is none."""
@@ -569,46 +573,54 @@ class RemoteNodes:
                 self._forget(number)
 
     def _forget(self, number: int) -> None:
-        self.looks.forget(number)
-        for host in self._segments.pop(number, ()):
-            if host != HERE:
-                self._hosts[host].tell(Forget(number))
+        self.status_queries.forget(number)
+        for node in self._segments.pop(number, ()):
+            if node != HERE:
+                self._nodes[node].tell(Forget(number))
             elif self._pump is not None:
                 self._pump.unmirror(number)
 
     # What goes to a process of another host
 
-    def hand(self, record: ActorRecord, segment: int, processes: Iterable[Reader]) -> int:
+    def send_descriptors(
+        self, record: ActorRecord, segment: int, processes: Iterable[Reader]
+    ) -> int:
         """Have the process's node give it the descriptors of a segment and of other processes. Return the
-        ticket."""
-        assert record.host is not None
-        ticket = record.next_ticket()
+        id."""
+        assert record.node is not None
+        fds_id = record.next_fds_id()
         with self._lock:
             done: list[Future[Any]] = []
             processes = tuple(processes)
-            self._introduce(record.host.number, processes, done)
-            done.append(record.host.send(Hand(*record.reader, ticket, segment, processes)))
+            self._introduce(record.node.number, processes, done)
+            done.append(
+                record.node.send(SendDescriptors(*record.reader, fds_id, segment, processes))
+            )
         try:
             _wait_for(done)
         except ConveyorError:
-            record.check_alive()  # its death is why its host could not, most often
+            record.check_alive()  # its death is why its node could not, most often
             raise
-        return ticket
+        return fds_id
 
     def answer(
-        self, record: ActorRecord, data: bytes, handed: Handed | None, wait: bool = True
+        self,
+        record: ActorRecord,
+        data: bytes,
+        remote_descriptors: RemoteDescriptors | None,
+        wait: bool = True,
     ) -> None:
         """Send the process the answer to a request. ``wait``: until its node has done so. The engine's
         thread, which is told when a node is lost, must not wait."""
-        assert record.host is not None
-        given = handed or Handed()
+        assert record.node is not None
+        given = remote_descriptors or RemoteDescriptors()
         with self._lock:
             done: list[Future[Any]] = []
-            self._introduce(record.host.number, given.processes, done)
+            self._introduce(record.node.number, given.processes, done)
             order = Answer(
-                *record.reader, data, given.segment, given.processes, given.line, given.memory
+                *record.reader, data, given.segment, given.processes, given.connection, given.memory
             )
-            sent = record.host.send(order)
+            sent = record.node.send(order)
         if wait:
             _wait_for([*done, sent])
         else:
@@ -624,19 +636,19 @@ class RemoteNodes:
 
     def cut(self, record: ActorRecord) -> None:
         """Tell the process that it cannot be answered any more."""
-        if record.host is not None:
-            record.host.tell(Cut(*record.reader))
+        if record.node is not None:
+            record.node.tell(Cut(*record.reader))
 
     def mark_refused(self, caller: ActorRecord, segment: int) -> None:
         """Tell ``caller`` that nobody serves its link with that segment."""
-        if caller.host is not None:
-            caller.host.tell(MarkRefused(segment, caller.slot))
+        if caller.node is not None:
+            caller.node.tell(MarkRefused(segment, caller.slot))
 
     def mark_closed(self, party: ActorRecord, segment: int, side: Side) -> None:
         """Tell ``party`` that ``side`` of the channel of that segment, the other end than its own, was
         closed."""
-        if party.host is not None:
-            party.host.tell(MarkClosed(segment, side, party.slot))
+        if party.node is not None:
+            party.node.tell(MarkClosed(segment, side, party.slot))
 
     def close(self) -> None:
         """Stop the pump and close the arenas: the session is over, and its processes gone."""

@@ -17,13 +17,13 @@ from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 from conveyor import descriptors
-from conveyor.calls.constructor import Kept
+from conveyor.calls.constructor import StoredConstructor
 from conveyor.codec import Reader
 from conveyor.driver.actors import DRIVER_SLOT, Actor, ActorRecord, Table
 from conveyor.driver.broker import DriverBroker
 from conveyor.driver.deployments import Departures, Deployment, GraphDeployer
 from conveyor.driver.groups import DriverCollectives
-from conveyor.driver.hosts import Handed, Hosts
+from conveyor.driver.hosts import ProcessEngine, RemoteDescriptors
 from conveyor.driver.network import Network
 from conveyor.driver.remote_processes import RemoteNodes
 from conveyor.driver.supervisor import Supervisor
@@ -59,6 +59,7 @@ from conveyor.weak import WeakSet
 from conveyor.worker import messages
 from conveyor.worker.messages import (
     Done,
+    Drain,
     Failed,
     Notice,
     Numbered,
@@ -68,7 +69,6 @@ from conveyor.worker.messages import (
     OpenRemoteMemory,
     Reply,
     Request,
-    Settle,
 )
 
 
@@ -82,7 +82,7 @@ class Connections:
         self._graphs = graphs
         self._open: WeakSet[Connection] = WeakSet()
 
-    def open(self, caller: ActorRecord, request: Opening) -> list[int] | Handed:
+    def open(self, caller: ActorRecord, request: Opening) -> list[int] | RemoteDescriptors:
         """Open a connection of ``caller``'s own and serve it. Return ``caller``'s end, which whoever calls
         this closes, or the substitute that its node gives it."""
         if isinstance(request, OpenRemoteMemory):
@@ -94,13 +94,13 @@ class Connections:
             here.close()
             there.close()
             raise
-        if caller.host is not None:
-            return Handed(line=caller.host.carry(there))
+        if caller.node is not None:
+            return RemoteDescriptors(connection=caller.node.carry(there))
         return [there.detach()]
 
-    def _open_remote_memory(self, caller: ActorRecord) -> list[int] | Handed:
-        if caller.host is not None:
-            return Handed(memory=True)
+    def _open_remote_memory(self, caller: ActorRecord) -> list[int] | RemoteDescriptors:
+        if caller.node is not None:
+            return RemoteDescriptors(memory=True)
         serve = self._process.serve_memory
         if serve is None:
             raise RuntimeStateError("all processes of the session are on one host")
@@ -122,7 +122,7 @@ class Connections:
                 caller.reader,
                 here,
                 caller.silence,
-                caller.host,
+                caller.node,
             ).connection
         graph = self._graphs.load(request.number, request.name)
         return GraphService(graph, here, caller.reader).connection
@@ -137,7 +137,7 @@ class Connections:
 
 #: Descriptors that go with an answer, and are closed when they have been sent, or their substitute for a
 #: process of another node.
-Given = list[int] | Handed
+Given = list[int] | RemoteDescriptors
 
 
 def let_go(given: Given) -> None:
@@ -146,12 +146,12 @@ def let_go(given: Given) -> None:
         close_all(given)
 
 
-class RequestLine:
+class RequestConnection:
     """Request connection of one actor, over a socket, or by way of its node. Several threads answer."""
 
     def __init__(self, record: ActorRecord, sock: socket.socket, remote_nodes: RemoteNodes) -> None:
         self.record = record
-        #: ``None`` if the process is on another node, and when the line is closed.
+        #: ``None`` if the process is on another node, and when the connection is closed.
         self.sock: socket.socket | None = sock
         self._remote_nodes = remote_nodes
         # Held for one reply at a time, which may be several datagrams.
@@ -160,9 +160,9 @@ class RequestLine:
     def send(self, message: Message, given: Given, time_limit: float) -> None:
         """Send an answer. ``time_limit``: seconds that other replies to this actor may take; -1: any."""
         data = pickled(message)
-        if self.record.host is not None:
-            handed = given if isinstance(given, Handed) else None
-            self._remote_nodes.answer(self.record, data, handed, wait=time_limit < 0)
+        if self.record.node is not None:
+            remote_descriptors = given if isinstance(given, RemoteDescriptors) else None
+            self._remote_nodes.answer(self.record, data, remote_descriptors, wait=time_limit < 0)
             return
         sock = self.sock
         if sock is None:
@@ -183,44 +183,45 @@ class RequestConnections:
         """``unwatch(fd)`` is called for a socket, which the caller watches, before it is closed."""
         self._unwatch = unwatch
         self._remote_nodes = remote_nodes
-        # Single steps change it, so it needs no lock: each line is taken out, and closed, once.
-        self._all: dict[Reader, RequestLine] = {}
+        # Single steps change it, so it needs no lock: each connection is taken out, and closed, once.
+        self._all: dict[Reader, RequestConnection] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, record: ActorRecord, sock: socket.socket) -> RequestLine:
-        """Return a new line of that process, over that socket."""
-        line = self._all[record.reader] = RequestLine(record, sock, self._remote_nodes)
-        return line
+    def add(self, record: ActorRecord, sock: socket.socket) -> RequestConnection:
+        """Return a new connection of that process, over that socket."""
+        connection = self._all[record.reader] = RequestConnection(record, sock, self._remote_nodes)
+        return connection
 
-    def of(self, process: Reader) -> RequestLine | None:
-        """Return the line of a process, or None."""
+    def of(self, process: Reader) -> RequestConnection | None:
+        """Return the connection of a process, or None."""
         return self._all.get(process)
 
-    def settle(self, record: ActorRecord) -> None:
+    def close_socket(self, record: ActorRecord) -> None:
         """Close the socket of a process whose requests come by way of its node from now on."""
-        line = self.of(record.reader)
-        if line is not None:
-            self._close(line)
+        connection = self.of(record.reader)
+        if connection is not None:
+            self._close(connection)
 
     def remove(self, record: ActorRecord) -> None:
-        """Remove the line of a process that is gone, or cannot be answered. A living process is told."""
-        line = self._all.pop(record.reader, None)
-        if line is not None:
-            self._close(line)
+        """Remove the connection of a process that is gone, or cannot be answered. A living process is
+        told."""
+        connection = self._all.pop(record.reader, None)
+        if connection is not None:
+            self._close(connection)
             if record.alive:
                 self._remote_nodes.cut(record)
 
     def close(self) -> None:
-        """Close all lines: no process is left."""
+        """Close all connections: no process is left."""
         for process in list(self._all):
-            line = self._all.pop(process, None)
-            if line is not None:
-                self._close(line)
+            connection = self._all.pop(process, None)
+            if connection is not None:
+                self._close(connection)
 
-    def _close(self, line: RequestLine) -> None:
-        sock, line.sock = line.sock, None
+    def _close(self, connection: RequestConnection) -> None:
+        sock, connection.sock = connection.sock, None
         if sock is not None:
             self._unwatch(sock.fileno())
             sock.close()
@@ -269,17 +270,17 @@ class Inquiries:
         self._over.set()
 
     def _inquire(self, process: Reader, waits: Sequence[Waiting]) -> Verdict | None:
-        inquiry = inquire(process, waits, self._remote_nodes.host_of, self._doomed_of)
+        inquiry = inquire(process, waits, self._remote_nodes.node_of, self._doomed_of)
         pauses = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
         try:
             step = next(inquiry)
             while not self._over.is_set():
                 if isinstance(step, Look):
-                    looks = {
-                        host: self._shared(host) if step.shared else self._own(host, look)
-                        for host, look in step.requested.items()
+                    answers = {
+                        node: self._shared(node) if step.shared else self._own(node, look)
+                        for node, look in step.requested.items()
                     }
-                    step = inquiry.send({host: seen.result() for host, seen in looks.items()})
+                    step = inquiry.send({node: seen.result() for node, seen in answers.items()})
                 else:
                     self._over.wait(pauses.next())
                     step = next(inquiry)
@@ -303,11 +304,11 @@ class Inquiries:
 
     def _found(self, verdict: Verdict) -> Found:
         """Return the cycle of a verdict in words."""
-        slots = [slot for slot, _ in verdict.way]
+        slots = [slot for slot, _ in verdict.path]
         chain = []
-        for (slot, text), to in zip(verdict.way, [*slots[1:], slots[0]], strict=True):
-            there = self._remote_nodes.host_of(to) != self._remote_nodes.host_of(slot)
-            chain.append(f"{text} (on {self._remote_nodes.host_name(to)})" if there else text)
+        for (slot, text), to in zip(verdict.path, [*slots[1:], slots[0]], strict=True):
+            there = self._remote_nodes.node_of(to) != self._remote_nodes.node_of(slot)
+            chain.append(f"{text} (on {self._remote_nodes.node_name(to)})" if there else text)
         return Found(
             verdict.wait.work,
             verdict.wait.stamp,
@@ -318,37 +319,37 @@ class Inquiries:
 
     # Looks
 
-    def _own(self, host: int, look: LookAtWaits) -> Future[WaitsThere]:
-        return self._remote_nodes.looks.look_at_waits(host, look)
+    def _own(self, node: int, look: LookAtWaits) -> Future[WaitsThere]:
+        return self._remote_nodes.status_queries.look_at_waits(node, look)
 
-    def _shared(self, host: int) -> Future[WaitsThere]:
+    def _shared(self, node: int) -> Future[WaitsThere]:
         """Return a look at that node that begins after this call, for all that ask until then."""
         with self._lock:
-            if host in self._now:
-                if host not in self._next:
-                    self._next[host] = Future()
-                return self._next[host]
-            answer = self._now[host] = Future()
-        self._begin(host, answer)
+            if node in self._now:
+                if node not in self._next:
+                    self._next[node] = Future()
+                return self._next[node]
+            answer = self._now[node] = Future()
+        self._begin(node, answer)
         return answer
 
-    def _begin(self, host: int, answer: Future[WaitsThere]) -> None:
+    def _begin(self, node: int, answer: Future[WaitsThere]) -> None:
         def done(seen: Future[WaitsThere]) -> None:
             with self._lock:
-                following = self._next.pop(host, None)
+                following = self._next.pop(node, None)
                 if following is None:
-                    del self._now[host]
+                    del self._now[node]
                 else:
-                    self._now[host] = following
+                    self._now[node] = following
             if following is not None:
-                self._begin(host, following)
+                self._begin(node, following)
             error = seen.exception()
             if error is None:
                 answer.set_result(seen.result())
             else:
                 answer.set_exception(error)
 
-        self._own(host, LookAtWaits()).add_done_callback(done)
+        self._own(node, LookAtWaits()).add_done_callback(done)
 
 
 logger = logging.getLogger("conveyor")
@@ -365,7 +366,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        hosts: Hosts,
+        engine: ProcessEngine,
         table: Table,
         supervisor: Supervisor,
         network: Network,
@@ -376,7 +377,7 @@ class Dispatcher:
         watcher: Watcher,
         remote_nodes: RemoteNodes,
     ) -> None:
-        self._hosts = hosts
+        self._engine = engine
         self._table = table
         self._supervisor = supervisor
         self._network = network
@@ -385,94 +386,94 @@ class Dispatcher:
         self._broker = broker
         self._collectives = collectives
         self._inquiries = Inquiries(table, remote_nodes)
-        self._lines = RequestConnections(hosts.unwatch, remote_nodes)
+        self._request_connections = RequestConnections(engine.unwatch, remote_nodes)
         self._departures = Departures(table.process_table, watcher)
 
     def add(self, record: ActorRecord, sock: socket.socket) -> None:
         """Serve the requests that come over ``sock`` from that process, until it is removed."""
-        line = self._lines.add(record, sock)
-        self._hosts.watch(sock.fileno(), lambda: self._on_message(line))
+        connection = self._request_connections.add(record, sock)
+        self._engine.watch(sock.fileno(), lambda: self._on_message(connection))
 
     def remove(self, record: ActorRecord) -> None:
         """Forget a process that is gone, or has broken its socket."""
         self._departures.forget(record)
-        self._lines.remove(record)
+        self._request_connections.remove(record)
 
-    def settled(self, record: ActorRecord) -> None:
+    def close_socket(self, record: ActorRecord) -> None:
         """Close the socket of a process on another node, which passes on its requests."""
-        self._lines.settle(record)
+        self._request_connections.close_socket(record)
 
     def heard(self, slot: int, incarnation: int, data: bytes) -> None:
         """Take a request of a process on another node. Called by the engine, on its thread."""
-        line = self._lines.of((slot, incarnation))
-        if line is not None:
-            self._take(line, pickle.loads(data))
+        connection = self._request_connections.of((slot, incarnation))
+        if connection is not None:
+            self._take(connection, pickle.loads(data))
 
     def close(self) -> None:
         """End all inquiries and close all sockets: the session is over."""
         self._inquiries.close()
-        self._lines.close()
+        self._request_connections.close()
 
     @property
     def served(self) -> int:
         """Number of processes whose requests are served."""
-        return len(self._lines)
+        return len(self._request_connections)
 
-    def _on_message(self, line: RequestLine) -> None:
-        sock = line.sock
+    def _on_message(self, connection: RequestConnection) -> None:
+        sock = connection.sock
         if sock is None:  # just now
             return
         try:
             message, _ = receive_message(sock)
         except OSError:
-            self.remove(line.record)
+            self.remove(connection.record)
             return
-        self._take(line, message)
+        self._take(connection, message)
 
-    def _take(self, line: RequestLine, message: Message) -> None:
+    def _take(self, connection: RequestConnection, message: Message) -> None:
         if isinstance(message, Notice):
             notice = self.notices[type(message)]
-            threads.start_or_run(notice, "request", self, line.record, message)
+            threads.start_or_run(notice, "request", self, connection.record, message)
             return
         assert isinstance(message, Numbered)
         try:
-            threads.start(self._answer, "request", line, message)
+            threads.start(self._answer, "request", connection, message)
         except SystemLimitError as error:
             # Answered on this thread, where everybody else would wait as well.
-            self._reply(line, message.number, Failed(error), time_limit=_TIME_LIMIT)
+            self._reply(connection, message.number, Failed(error), time_limit=_TIME_LIMIT)
 
-    def _answer(self, line: RequestLine, message: Numbered) -> None:
+    def _answer(self, connection: RequestConnection, message: Numbered) -> None:
         reply: Reply
         fds: Given = []
         try:
             request: Request = pickle.loads(message.content)
             what = type(request).__name__.lower()
-            with explained(f"do what {line.record.id.name} asks for ({what})"):
-                value, fds = self.answers[type(request)](self, line.record, request)
+            with explained(f"do what {connection.record.id.name} asks for ({what})"):
+                value, fds = self.answers[type(request)](self, connection.record, request)
             reply = Done(value)
         except Exception as error:
             reply = Failed(error)
         try:
-            self._reply(line, message.number, reply, fds)
+            self._reply(connection, message.number, reply, fds)
         finally:
             let_go(fds)
 
     def _reply(
         self,
-        line: RequestLine,
+        connection: RequestConnection,
         number: int,
         reply: Reply,
         given: Given | None = None,
         time_limit: float = -1,
     ) -> None:
         """Send a reply. ``time_limit``: seconds that other replies to this actor may take."""
-        record = line.record
+        record = connection.record
         try:
-            line.send(Numbered(number, pickle.dumps(reply)), given or [], time_limit)
+            connection.send(Numbered(number, pickle.dumps(reply)), given or [], time_limit)
         except Exception as error:
-            if record.host is not None and isinstance(reply, Done):
+            if record.node is not None and isinstance(reply, Done):
                 # Its node could not give it the substitute, since a process has ended, say: an error instead.
-                self._reply(line, number, Failed(error))
+                self._reply(connection, number, Failed(error))
                 return
             # The asking process is gone; or it gets an error now, as it would wait for an answer for ever.
             if record.alive:
@@ -483,7 +484,7 @@ class Dispatcher:
 
     def _connect(self, caller: ActorRecord, request: messages.Connect) -> _Answer:
         # The node of the callee has to be known, since it makes an end of the link.
-        find = self._supervisor.current if self._hosts.places else self._supervisor.callable
+        find = self._supervisor.current if self._engine.places else self._supervisor.callable
         while True:
             callee = find(request.actor)
             callee.actor.shared = True
@@ -502,7 +503,7 @@ class Dispatcher:
         self._network.hang_up(caller, notice.number)
 
     def _refuse(self, callee: ActorRecord, notice: messages.Refuse) -> None:
-        self._network.refuse(callee, notice.tag, notice.error)
+        self._network.refuse(callee, notice.order_id, notice.error)
 
     def _create(self, _caller: ActorRecord, request: messages.Create) -> _Answer:
         constructor = request.constructor
@@ -513,7 +514,7 @@ class Dispatcher:
             request.options,
             request.max_concurrency,
             request.max_restarts,
-            None if constructor is None else Kept.received(constructor),
+            None if constructor is None else StoredConstructor.received(constructor),
         )
         actor.shared = True
         construct = None if constructor is None else constructor.start
@@ -566,13 +567,13 @@ class Dispatcher:
         return None, []
 
     def _deployed(self, caller: ActorRecord, deployment: Deployment) -> _Answer:
-        if caller.host is not None:
+        if caller.node is not None:
             if not caller.alive:
                 self._deployer.drop(deployment.number)
                 caller.check_alive()
-            members = tuple([record.reader for record in deployment.records])
+            workers = tuple([record.reader for record in deployment.records])
             deployment.layout.segment.close_fd()
-            return deployment.channels(), Handed(deployment.shared, members)
+            return deployment.channels(), RemoteDescriptors(deployment.shared, workers)
         fds = self._network.duplicates(deployment.records)
         if not caller.alive or len(fds) < 2 * len(deployment.records):
             close_all(fds)
@@ -654,7 +655,7 @@ class Dispatcher:
         messages.AddTransport: _add_transport,
         messages.Kill: _kill,
         messages.WhyDead: _why_dead,
-        messages.HostsOf: lambda self, _, request: (self._supervisor.hosts_of(request.actors), []),
+        messages.NodesOf: lambda self, _, request: (self._supervisor.nodes_of(request.actors), []),
         messages.HaveGpus: lambda self, _, request: (
             self._supervisor.have_gpus(request.actors),
             [],
@@ -687,8 +688,8 @@ class Dispatcher:
     }
 
 
-#: The process that is dead, its host, and the number of that of readers.
-_Way: TypeAlias = "tuple[Reader, int, int]"
+#: The process that is dead, its node, and the number of that of readers.
+_Route: TypeAlias = "tuple[Reader, int, int]"
 
 
 class Arrivals:
@@ -696,70 +697,70 @@ class Arrivals:
     nothing comes any more to those that have given it up. From a living node everything comes in the end: it
     counts the frames that are due, once, and the other node tells when they are there.
 
-    All tickets of a maker are known when that is asked, since everything that it had said was heard. So its
+    All borrows of a sender are known when that is asked, since everything that it had said was heard. So its
     readers are asked for all of them when the answer is there, and nothing has to be kept after that.
     """
 
     def __init__(self, orphans: Orphans, remote_nodes: RemoteNodes, cleanup: Cleanup) -> None:
         self._orphans, self._remote_nodes, self._cleanup = orphans, remote_nodes, cleanup
-        #: Ways that are being asked about, with the number of the question.
-        self._requested: dict[_Way, int] = {}
-        #: Ways on which everything has come, while readers are asked because of that.
-        self._come: set[_Way] = set()
+        #: Routes that are being asked about, with the number of the question.
+        self._requested: dict[_Route, int] = {}
+        #: Routes on which everything has come, while readers are asked because of that.
+        self._come: set[_Route] = set()
         self._numbers = itertools.count(1)
 
-    def pending(self, host: int, maker: Reader, reader: Reader) -> bool:
+    def pending(self, node: int, sender: Reader, reader: Reader) -> bool:
         """Return whether frames may still come; see :data:`conveyor.refs.exports.Arrives`."""
-        to = self._remote_nodes.host_of(reader[0])
-        way = maker, host, to
-        if not self._remote_nodes.comes(host, to) or way in self._come:
+        to = self._remote_nodes.node_of(reader[0])
+        route = sender, node, to
+        if not self._remote_nodes.comes(node, to) or route in self._come:
             return False
         # If the node is lost, the other one tells when it has given it up.
-        if way not in self._requested and not self._remote_nodes.is_lost(host):
-            self._requested[way] = number = next(self._numbers)
-            self._cleanup.soon(partial(self._ask, way, number))  # the tickets' lock is held here
+        if route not in self._requested and not self._remote_nodes.is_lost(node):
+            self._requested[route] = number = next(self._numbers)
+            self._cleanup.soon(partial(self._ask, route, number))  # the borrows' lock is held here
         return True
 
-    def _ask(self, way: _Way, number: int) -> None:
-        _, host, to = way
-        due = self._remote_nodes.looks.due(host, to)
-        due.add_done_callback(partial(self._counted, way, number))
+    def _ask(self, route: _Route, number: int) -> None:
+        _, node, to = route
+        due = self._remote_nodes.status_queries.due(node, to)
+        due.add_done_callback(partial(self._counted, route, number))
 
-    def _counted(self, way: _Way, number: int, due: Future[Frames]) -> None:
-        _, host, to = way
+    def _counted(self, route: _Route, number: int, due: Future[Frames]) -> None:
+        _, node, to = route
         if due.exception() is not None:
-            self._end(number)  # the maker's host is being given up, or the session over
+            self._end(number)  # the maker's node is being given up, or the session over
         elif not due.result():
             self.come(number)
         else:
             # `end` is called if the readers' node is being given up, or the session is over.
             come, end = partial(self.come, number), partial(self._end, number)
-            self._remote_nodes.looks.when_come(to, host, due.result(), come, end)
+            self._remote_nodes.status_queries.when_come(to, node, due.result(), come, end)
 
-    def _ways(self, number: int) -> list[_Way]:
-        """Return the way that a question is about; empty if it was given up meanwhile."""
-        return [way for way, requested in list(self._requested.items()) if requested == number]
+    def _routes(self, number: int) -> list[_Route]:
+        """Return the route that a question is about; empty if it was given up meanwhile."""
+        return [route for route, requested in list(self._requested.items()) if requested == number]
 
     def _end(self, number: int) -> None:
-        for way in self._ways(number):
-            self._requested.pop(way, None)
+        for route in self._routes(number):
+            self._requested.pop(route, None)
 
     def come(self, number: int) -> None:
         """Have the readers asked: all frames of question ``number`` are there, or do not come any more."""
-        for way in self._ways(number):
-            self._come.add(way)  # first: else another thread might ask again
+        for route in self._routes(number):
+            self._come.add(route)  # first: else another thread might ask again
             try:
                 self._end(number)
                 self._orphans.look()
             finally:
-                self._come.discard(way)
+                self._come.discard(route)
 
     def given_up(self) -> None:
         """Give up the questions that nobody answers any more: a node is lost, or another node has given it
         up."""
-        for way, number in list(self._requested.items()):
-            _, host, to = way
-            if self._remote_nodes.is_lost(to) or not self._remote_nodes.comes(host, to):
+        for route, number in list(self._requested.items()):
+            _, node, to = route
+            if self._remote_nodes.is_lost(to) or not self._remote_nodes.comes(node, to):
                 self._end(number)
         self._orphans.look()
 
@@ -771,13 +772,13 @@ def ask_readers(
 
     def ask(reader: Reader, question: int, writers: tuple[Reader, ...]) -> None:
         if reader == process.identity:
-            settle = partial(orphans.settle, question, reader)
-            process.sources.when_dry(writers, lambda: cleanup.soon(settle), cleanup)
+            answered = partial(orphans.answered, question, reader)
+            process.sources.when_dry(writers, lambda: cleanup.soon(answered), cleanup)
             return
         for record in table:
             if record.reader == reader:
                 with suppress(ConveyorError):  # it is dead, which is told on another way
-                    record.order(Settle(question, writers))
+                    record.order(Drain(question, writers))
 
     arrivals = Arrivals(orphans, remote_nodes, cleanup)
     orphans.begin(arrivals.pending, ask)

@@ -18,7 +18,7 @@ from conveyor.calls.links import Link
 from conveyor.codec import Reader, first_line
 from conveyor.driver.actors import Actor, ActorRecord, DeathWatches, Table
 from conveyor.driver.bootstrap import SharedState, Startup
-from conveyor.driver.hosts import Hosts, RemoteNode, Spawned, Spawning
+from conveyor.driver.hosts import ProcessEngine, RemoteNode, Spawned, Spawning
 from conveyor.driver.remote_processes import RemoteNodes
 from conveyor.exceptions import ActorDiedError, ActorStartError, ConveyorError, RuntimeStateError
 from conveyor.refs.ref import Ref
@@ -67,7 +67,7 @@ class Restarts:
                 self._threads.discard(threading.current_thread())
 
     def decide(self, record: ActorRecord) -> None:
-        """Decide whether ``record``, whose process has ended, is restarted. Called before ``exited`` is
+        """Decide whether ``record``, whose process has ended, is restarted. Called before ``cleaned_up`` is
         set."""
         with self.lock:
             if not self._closed and record.may_restart():
@@ -75,7 +75,7 @@ class Restarts:
                 record.actor.restarts += 1
 
     def begin(self, record: ActorRecord) -> None:
-        """Begin a restart, as ``decide`` or ``revive`` has settled."""
+        """Begin a restart, as ``decide`` or ``revive`` has decided."""
         try:
             with self.lock:  # which it needs to leave the set again
                 self._threads.add(threads.start(self._run, "restart", record))
@@ -119,7 +119,7 @@ class Restarts:
                 doing = "its process is being started"
                 wait_for_flag(record.placed, f"the start of {actor.name}", doing, time_limit)
             # In this order: a restart that was decided on just now may have been the last one.
-            coming = record.exited.is_set() or record.may_restart() or record.restarting
+            coming = record.cleaned_up.is_set() or record.may_restart() or record.restarting
             if record.alive or not coming:
                 return record
             _wait_for_end(record, time_limit)
@@ -134,7 +134,7 @@ class Restarts:
         take long until there is a place for it."""
         while True:
             record = self._table.record(actor)
-            coming = record.exited.is_set() or record.may_restart() or record.restarting
+            coming = record.cleaned_up.is_set() or record.may_restart() or record.restarting
             if record.alive or not coming:
                 return record
             _wait_for_end(record)
@@ -170,7 +170,7 @@ class Restarts:
             why = _SESSION_ENDED
         elif actor.stopping:
             why = "its last handle is gone"
-        elif actor.kept is None:
+        elif actor.constructor is None:
             why = (
                 "the arguments of its constructor were too large to be kept; start it with "
                 "max_restarts, so that they are"
@@ -214,7 +214,7 @@ class Restarts:
         else:
             record.successor = None
         if record.actor.ended:
-            record.actor.kept = None  # as where it is killed while it lives
+            record.actor.constructor = None  # as where it is killed while it lives
         self._table.give_up(record)
         record.replaced.set()
         record.succeeded.set()
@@ -225,7 +225,7 @@ class Restarts:
 def _wait_for_end(record: ActorRecord, time_limit: TimeLimit | None = None) -> None:
     pid = record.pid & PID_MASK
     doing = f"the end of its process (pid {pid}) is not reported yet"
-    wait_for_flag(record.exited, f"the end of {record.id.name}", doing, time_limit)
+    wait_for_flag(record.cleaned_up, f"the end of {record.id.name}", doing, time_limit)
 
 
 #: Seconds to wait for the end of a killed process; the kernel may take its time to free the memory.
@@ -264,7 +264,7 @@ class GracefulExit:
         A process that is still being started is not waited for: its starter sees that it is not wanted, and
         may be this very thread, interrupted by a signal handler that calls this.
         """
-        requested = [r for r in records if r.started and not r.exited.is_set()]
+        requested = [r for r in records if r.started and not r.cleaned_up.is_set()]
         if self.grace > 0 and not self._over:
             for record in requested:
                 self.ask(record)
@@ -287,16 +287,16 @@ class GracefulExit:
                 _wait_for(requested, end)
             over = True
         finally:  # also if Ctrl-C ends the grace period, and whoever has pressed it needs no warning
-            left = [record for record in requested if not record.exited.is_set()]
+            left = [record for record in requested if not record.cleaned_up.is_set()]
             if over and not self._over:
                 self._warn([record for record in left if record.alive])
             for record in left:
                 self._kill(record)
         killed = _core.monotonic()
-        _wait_for([r for r in left if r.host is not None], killed + _REMOTE_TIME_LIMIT)
-        near = [r for r in left if r.host is None and not _stays(r)]
-        if not _wait_for(near, killed + _KILLED_TIME_LIMIT):
-            names = ", ".join(r.id.name for r in near if not r.exited.is_set())
+        _wait_for([r for r in left if r.node is not None], killed + _REMOTE_TIME_LIMIT)
+        local = [r for r in left if r.node is None and not _is_attached(r)]
+        if not _wait_for(local, killed + _KILLED_TIME_LIMIT):
+            names = ", ".join(r.id.name for r in local if not r.cleaned_up.is_set())
             logger.warning(
                 "killed, and not known to have ended after %g s: %s", _KILLED_TIME_LIMIT, names
             )
@@ -309,20 +309,20 @@ class GracefulExit:
             (False, "not ended within the grace period of %g s, and killed:\n%s"),
             (True, "still at work after the grace period of %g s, and left there:\n%s"),
         ):
-            actors = [record for record in left if _stays(record) is stay]
+            actors = [record for record in left if _is_attached(record) is stay]
             if actors:
                 logger.warning(how, self.grace, "\n".join(self._describe(actors)))
 
     def _describe(self, records: list[ActorRecord]) -> Iterator[str]:
         statuses = self._process.statuses([r.reader for r in records], self._label)
         for record, status in zip(records, statuses, strict=True):
-            place = None if record.process is None else record.process.place
-            known = replace(status, pid=record.pid & PID_MASK, host=place or None)
+            location = None if record.process is None else record.process.location
+            known = replace(status, pid=record.pid & PID_MASK, host=location or None)
             yield f"  {known}{self._what_is_left(record, status)}"
 
     def _what_is_left(self, record: ActorRecord, status: ActorStatus) -> str:
         if status.state == "idle":
-            if record.host is not None:
+            if record.node is not None:
                 return ": it runs no method, and its process has not ended"
             # The hook is what the page says last, also where the class has none.
             if self._process.process_table.status(record.slot)[-1] == EXIT_HOOK:
@@ -334,13 +334,13 @@ class GracefulExit:
         return ""
 
 
-def _stays(record: ActorRecord) -> bool:
-    return record.process is not None and record.process.stays
+def _is_attached(record: ActorRecord) -> bool:
+    return record.process is not None and record.process.attached
 
 
 def _wait_for(records: list[ActorRecord], end: float) -> bool:
     """Wait until these have ended, at most until ``end`` on the monotonic clock. Return whether they have."""
-    return all(record.exited.wait(max(end - _core.monotonic(), 0.0)) for record in records)
+    return all(record.cleaned_up.wait(max(end - _core.monotonic(), 0.0)) for record in records)
 
 
 class Step(NamedTuple):
@@ -397,7 +397,7 @@ class Supervisor:
         self,
         table: Table,
         shared_state: SharedState,
-        hosts: Hosts,
+        engine: ProcessEngine,
         cleanup: Cleanup,
         grace: float,
         fired: int,
@@ -407,7 +407,7 @@ class Supervisor:
         it calls :meth:`on_liveness_futexes`."""
         self._table = table
         self._shared_state = shared_state
-        self._hosts = hosts
+        self._engine = engine
         self._cleanup = cleanup
         self._remote_nodes = remote_nodes
         self._process_table = table.process_table
@@ -424,7 +424,7 @@ class Supervisor:
         #: Called with the driver's end of a new process's request socket.
         self.on_request_socket: Callable[[ActorRecord, socket.socket], object] = _close_it
         #: Called if a process will be on another node, which passes on its requests.
-        self.on_settled: Callable[[ActorRecord], object] = lambda record: None
+        self.on_remote_start: Callable[[ActorRecord], object] = lambda record: None
         #: Called for each process that has been started, under the table's lock.
         self.on_start: Callable[[ActorRecord], object] = lambda record: None
         #: Called when half of the actors' time at the session's end is over.
@@ -450,8 +450,8 @@ class Supervisor:
         self._table.check_open()
         self._cleanup.do()
         if replaces is not None:
-            assert actor.kept is not None
-            construct = actor.kept.start
+            assert actor.constructor is not None
+            construct = actor.constructor.start
         # Lists, so that an interrupted caller finds what was made before it had the result.
         entered: list[ActorRecord] = []
         startups: list[Startup] = []
@@ -514,7 +514,7 @@ class Supervisor:
             self.on_start(record)
             if record.actor.ended:  # while it was started
                 record.killed = _KILLED
-                self._hosts.kill(record.pid)
+                self._engine.kill(record.pid)
             record.started = True
             early = record.exit_status
         if early is not None:
@@ -580,7 +580,7 @@ class Supervisor:
         pause: Callable[[], object],
     ) -> Spawned | Spawning:
         uninterrupted(startup.deploy)
-        if self._hosts.places:
+        if self._engine.places:
             self._shared_state.process.unplaced.add(record.slot)
         uninterrupted(partial(self._watches.add, record.slot))
         if construct is not None:
@@ -593,21 +593,21 @@ class Supervisor:
             replaces.successor = record
             replaces.succeeded.set()
         pause()
-        return self._hosts.spawn(
+        return self._engine.spawn(
             record.id.name,
-            startup.told(),
+            startup.message(),
             startup.passed(),
             record.actor.options,
             partial(self._table.spawned, record),
-            partial(self._settle, record, startup),
+            partial(self._prepare_remote, record, startup),
         )
 
-    def _settle(
-        self, record: ActorRecord, startup: Startup, host: RemoteNode
+    def _prepare_remote(
+        self, record: ActorRecord, startup: Startup, node: RemoteNode
     ) -> tuple[Reader, bytes, list[int]]:
-        told = self._remote_nodes.settle(record, startup, host)
-        self.on_settled(record)
-        return record.reader, told, self._remote_nodes.links_of(record)
+        message = self._remote_nodes.prepare(record, startup, node)
+        self.on_remote_start(record)
+        return record.reader, message, self._remote_nodes.links_of(record)
 
     def _undo(self, record: ActorRecord) -> None:
         """Clean up after a start that has failed, or was interrupted."""
@@ -616,7 +616,7 @@ class Supervisor:
             for pid, known in self._table.pids():
                 if known is record:
                     self._table.forget_pid(pid)  # its end is nobody's concern
-                    self._hosts.kill(pid)
+                    self._engine.kill(pid)
         self.death_cleanup.of(record, unborn=True)
 
     @property
@@ -635,9 +635,9 @@ class Supervisor:
         place."""
         return self._restarts.callable(actor)
 
-    def hosts_of(self, actors: Sequence[ActorId]) -> tuple[int, ...]:
+    def nodes_of(self, actors: Sequence[ActorId]) -> tuple[int, ...]:
         """Return the numbers of the nodes of the actors' processes."""
-        return tuple([self._remote_nodes.host_of(self.current(actor).slot) for actor in actors])
+        return tuple([self._remote_nodes.node_of(self.current(actor).slot) for actor in actors])
 
     def have_gpus(self, actors: Sequence[ActorId]) -> bool:
         """Return whether any of the actors was given a GPU, or, if it is attached, may have one of its own
@@ -746,7 +746,7 @@ class Supervisor:
         """Let the thread that waits for the process hear that it lives, if it does, so that the process can
         be ended in good order. Waits shortly only: the caller may be a signal handler that has interrupted
         that very thread."""
-        is_local = record.spawning is not None and record.host is None
+        is_local = record.spawning is not None and record.node is None
         if is_local and self._process_table.condition(record.slot) == _ALIVE:
             record.placed.wait(_NEWS_WAIT)
 
@@ -757,7 +757,7 @@ class Supervisor:
         self.announce(record)
 
     def _end_at_once(self, record: ActorRecord) -> None:
-        self._hosts.kill(record.pid)
+        self._engine.kill(record.pid)
         # From now on it is dead for everybody, whatever the kernel still has to do.
         self.announce(record)
 
@@ -776,10 +776,10 @@ class Supervisor:
         """Kill at once all processes that are still ending, and give up those that are still to come: nobody
         wants to wait for them."""
         self._graceful_exit.hurry()
-        self._hosts.hurry()
+        self._engine.hurry()
         self._give_up_starts()
         for record in self._table:
-            if record.process is not None and not record.exited.is_set():
+            if record.process is not None and not record.cleaned_up.is_set():
                 self._end_at_once(record)
 
     def _give_up_starts(self) -> None:
@@ -793,7 +793,7 @@ class Supervisor:
         self._watches.stop()
         for record in self._table:
             self._log_start_error(record)
-            record.actor.kept = None  # refs among it hold on to channels
+            record.actor.constructor = None  # refs among it hold on to channels
             if record.arena_fd >= 0:
                 self.death_cleanup.of(record, unborn=True)
 
@@ -823,7 +823,7 @@ class Supervisor:
             for _, record in headless:
                 record.headless = True
         for pid, _ in headless:
-            self._hosts.end_headless(pid)
+            self._engine.end_headless(pid)
 
     # The supervisor's steps of a burial
 
@@ -856,7 +856,7 @@ class Supervisor:
             # They are the process's, which forgets the peer now.
             record.arena, record.arena_fd, record.eventfd = None, -1, -1
             self._remote_nodes.bury(record)
-            if record.host is None:
+            if record.node is None:
                 self._process_table.forget_memory(record.slot)
             self._shared_state.process.forget(record.slot)
             # Refs keep what they need of these; the record only keeps what can be asked of the dead.

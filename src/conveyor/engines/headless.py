@@ -15,9 +15,9 @@ from contextlib import suppress
 
 #: Seconds after which a thread that dies has at least begun to, so that one that has not goes on. Asked
 #: only where the first look cannot tell.
-SETTLED = 0.5
+EXIT_DELAY = 0.5
 #: How often all threads are looked at, while some of them vanish meanwhile.
-_LOOKS = 10
+_MAX_SCANS = 10
 
 _PF_EXITING = 0x4  # a thread that has begun to end: see the kernel's sched.h
 _PENDING_KILL = 1 << (signal.SIGKILL - 1)
@@ -37,7 +37,7 @@ class Headless:
             return
         found = goes_on(pid)
         if found is None:
-            self._unclear[pidfd] = pid, time.monotonic() + SETTLED
+            self._unclear[pidfd] = pid, time.monotonic() + EXIT_DELAY
         elif found:
             self._kill(pidfd)
 
@@ -78,7 +78,7 @@ def goes_on(pid: int) -> bool | None:
     A process that ends as a whole has SIGKILL pending in every thread before any of them ends, and then
     each of them begins to end. So one thread that sleeps with neither goes on.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_MAX_SCANS):
         try:
             if b"\nCoreDumping:\t1" in _read(f"/proc/{pid}/status"):
                 return False

@@ -65,8 +65,8 @@ def _compiled(
     source = GraphSource(graph_info, results, executor)
     entry = GateEntry(lifecycle, results, source, DebugRef if config.debug else GraphRef)
     graph_infos.add(graph_info)
-    ways = SubmissionWaits(executor.process)
-    return assemble(graph_info, entry, ways, fast_path=entry.fast_path)
+    waits = SubmissionWaits(executor.process)
+    return assemble(graph_info, entry, waits, fast_path=entry.fast_path)
 
 
 def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> Lifecycle:
@@ -84,7 +84,7 @@ def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> L
 def assemble(
     graph_info: GraphInfo,
     entry: Entry[Any],
-    ways: SubmissionWaits,
+    waits: SubmissionWaits,
     how: str = "",
     fast_path: FastPath | None = None,
 ) -> CompiledGraph:
@@ -96,7 +96,7 @@ def assemble(
         GraphParts(
             graph_info.number,
             graph_info.name,
-            Submitter(graph_info.name, entry, ways, options, fast_path),
+            Submitter(graph_info.name, entry, waits, options, fast_path),
             OwnerControl(graph_info, how),
             reducer_of(plan, graph_info),
         )

@@ -14,7 +14,7 @@ from conveyor.codec.promises import PromiseChecker
 from conveyor.config import Config
 from conveyor.exceptions import GraphError
 from conveyor.graph.failures import FailureRings
-from conveyor.graph.telemetry import RecorderPlace, place_recorders
+from conveyor.graph.telemetry import RecorderLayout, lay_out_recorders
 from conveyor.plan.model import EXECUTOR, Edge, Plan, Program, Promise, Task
 from conveyor.runtime.blueprint import Blueprint, LimitsPlan, RingPlan
 from conveyor.runtime.process import Process, RingEnd, slots_of
@@ -247,9 +247,9 @@ def assign(
                 if (promise := plan.edges[end.edge].promise) is not None
             },
             {
-                end.edge: stays
+                end.edge: by_reference
                 for end in writes
-                if (stays := plan.edges[end.edge].stays) is not None
+                if (by_reference := plan.edges[end.edge].by_reference) is not None
             },
         )
         made.append(assignment)
@@ -278,8 +278,8 @@ def make_budget(memory_bytes: int | None) -> _core.MemoryBudget | None:
     return None if memory_bytes is None else _core.MemoryBudget(memory_bytes)
 
 
-class LimitsPlace(Struct, frozen=True):
-    """Place of the deadlines and cancellations of the executions under way."""
+class LimitsLayout(Struct, frozen=True):
+    """Layout of the deadlines and cancellations of the executions under way."""
 
     offset: int
     sets: int
@@ -295,7 +295,7 @@ class Assignment(Struct, frozen=True):
     sources: by edge, what it carries, for errors.
     endpoints: its ends of the out-of-band parts.
     promises: by edge, what holds for the tensors that it sends.
-    stays: by edge, the values that stay and are fetched later.
+    by_reference: by edge, the values that stay and are fetched later.
     tasks: sealed if the driver, which passes them on, may not know the classes of their constants.
     first: the number of the first execution.
     peers: the processes that it reads from or wakes.
@@ -312,26 +312,26 @@ class Assignment(Struct, frozen=True):
     writes: tuple[WriteEnd, ...]
     peers: tuple[tuple[int, int], ...]
     sources: dict[int, str]
-    limits: LimitsPlace
+    limits: LimitsLayout
     failures: FailureRings
-    recorder: RecorderPlace
+    recorder: RecorderLayout
     first: int
     memory_bytes: int | None
     spin_us: float | None
     endpoints: tuple[EdgeEndpoint, ...] = ()
     promises: dict[int, Promise] = field(default_factory=dict)
-    stays: dict[int, tuple[str, bool]] = field(default_factory=dict)
+    by_reference: dict[int, tuple[str, bool]] = field(default_factory=dict)
 
 
 class Layout(Struct, frozen=True):
     segment: _core.Segment
     blueprint: Blueprint
     offsets: tuple[int, ...]
-    limits: LimitsPlace
+    limits: LimitsLayout
     failures: FailureRings
     reads: dict[int, tuple[ReadEnd, ...]]
     writes: dict[int, tuple[WriteEnd, ...]]
-    recorders: dict[int, RecorderPlace]
+    recorders: dict[int, RecorderLayout]
     endpoints: dict[int, tuple[EdgeEndpoint, ...]]
 
     def peers_of(self, actor: int, ring_ends: dict[int, RingEnd]) -> tuple[tuple[int, int], ...]:
@@ -366,7 +366,7 @@ def lay_out(
         if edge.out_of_band:
             wires[edge.id] = top
             top += wire_bytes(edge, stride)
-    limits = LimitsPlace(top, slots_of(plan.depth), tasks)
+    limits = LimitsLayout(top, slots_of(plan.depth), tasks)
     top += _core.Limits.bytes(limits.sets, limits.tasks)
     failures = FailureRings(
         top,
@@ -376,7 +376,7 @@ def lay_out(
         fail_fast,
     )
     top += len(plan.actors) * failures.size
-    recorders, top = place_recorders(plan, top)
+    recorders, top = lay_out_recorders(plan, top)
     rings: list[RingPlan] = []
     reads: dict[int, list[ReadEnd]] = {}
     writes: dict[int, list[WriteEnd]] = {}
@@ -428,13 +428,13 @@ class InputPromises:
     """Promises about the inputs of a graph, kept at its executor."""
 
     def __init__(self, plan: Plan) -> None:
-        #: By the place of the input.
+        #: By the position of the input.
         self._checkers: dict[int, PromiseChecker] = {}
-        for place, bundle in enumerate(plan.inputs):
+        for position, bundle in enumerate(plan.inputs):
             edge = plan.edges[bundle.edge]
             if edge.promise is not None:
                 bundled = bundle.keys != (None,)
-                self._checkers[place] = checker_of(edge.source, edge.promise, bundled)
+                self._checkers[position] = checker_of(edge.source, edge.promise, bundled)
 
     def __bool__(self) -> bool:
         return bool(self._checkers)
@@ -446,8 +446,8 @@ class InputPromises:
             TransportError: an input is not what was promised.
         """
         packed = list(inputs)
-        for place, checker in self._checkers.items():
-            packed[place] = checker.pack(packed[place])
+        for position, checker in self._checkers.items():
+            packed[position] = checker.pack(packed[position])
         return tuple(packed)
 
     def fresh(self) -> list[PromiseChecker]:

@@ -26,9 +26,9 @@ from conveyor.graph.lifecycle import Lifecycle
 from conveyor.graph.result_source import GraphSource
 from conveyor.graph.results import GraphRef, Results
 from conveyor.graph.submission import (
-    Attempt,
     FastPath,
     Need,
+    Submission,
     Terms,
     check_inputs,
     match_inputs,
@@ -228,7 +228,7 @@ class GateEntry:
             # No reference cycle: the fast path refers to nothing that refers to this entry, so the graph ends
             # with the last reference to it.
             self._fast_path = _core.FastPath(
-                lifecycle.door,
+                lifecycle.admission,
                 lifecycle.lock,
                 lifecycle.holder,
                 source,
@@ -246,7 +246,7 @@ class GateEntry:
     @property
     def remote_status(self) -> bool:
         process_table = self._process.process_table
-        return any(process_table.is_remote(member.slot) for member in self._lifecycle.epoch.members)
+        return any(process_table.is_remote(worker.slot) for worker in self._lifecycle.epoch.workers)
 
     @property
     def fast_path(self) -> FastPath:
@@ -263,7 +263,7 @@ class GateEntry:
         if self._fast_path is not None:
             first = self._fast_path.enter(args, kwargs, deadline)
             return first if first is None or self._arranged else self._refs(first, {})
-        # A thread that waits for room holds the lock meanwhile: others queue for it in their attempts.
+        # A thread that waits for room holds the lock meanwhile: others queue for it in their submissions.
         if self._lock.locked():
             return None
         if not self._plain or refs_among(args, kwargs):
@@ -272,12 +272,12 @@ class GateEntry:
         execution = self._execution(seconds, _core.monotonic_ns())
         inputs = match_inputs(self._plan, self._name, args, kwargs)
         passed = self._results.passed(args, kwargs)
-        with self._holder if blocking else _core.Turn(self._lock, 0, self._holder) as taken:
+        with self._holder if blocking else _core.TimedLock(self._lock, 0, self._holder) as taken:
             if not taken or self._lifecycle.closed_or_failed():
                 return None
             try:
                 ref = self._submit_now(inputs, execution)
-            except ArenaFullError:  # the attempt can wait
+            except ArenaFullError:  # the submission can wait
                 return None
         return None if ref is None else self._refs(ref, passed)
 
@@ -322,10 +322,12 @@ class GateEntry:
     def refs_of(self, error: BaseException) -> Any:
         return self._results.failed(error, self._source, self._lifecycle.epoch.streams)
 
-    def tell_room_blockers(self, then: Callable[[Blockers], object]) -> None:
+    def tell_capacity_blockers(self, then: Callable[[Blockers], object]) -> None:
         """Have ``then`` told, now or later, on any thread, which processes have to do something before there
         is room."""
-        tell_another(self._source.room_blockers, self._process.wait_registry.next_question(), then)
+        tell_another(
+            self._source.capacity_blockers, self._process.wait_registry.next_question(), then
+        )
 
     def submit(
         self,
@@ -334,19 +336,19 @@ class GateEntry:
         execution: Source,
         terms: Terms,
         error: BaseException | None = None,
-    ) -> Attempt:
+    ) -> Submission:
         if error is not None:
             return self._results.failed(error, execution, self._lifecycle.epoch.streams)
-        self._lifecycle.check_turn()
+        self._lifecycle.check_not_submitting()
         self._check_session()
         inputs = match_inputs(self._plan, self._name, args, kwargs)
         passed = self._results.passed(args, kwargs)
-        if terms.way != "block":
+        if terms.mode != "block":
             first = yield from self._pass(inputs, execution, self._submit_once, blocking=False)
         else:
             # Held while waiting for room: first come, first served.
             timeout = terms.time_limit.timeout
-            with _core.Turn(
+            with _core.TimedLock(
                 self._lock, _shorter(terms.time_limit.left(), execution), self._holder
             ) as taken:
                 if not taken:
@@ -390,7 +392,9 @@ class GateEntry:
                         return ref
                     self._check_time(source)
                     need = (
-                        self._turn(source) if not blocking and self._waits else self._room(source)
+                        self._other_submission(source)
+                        if not blocking and self._waits
+                        else self._capacity(source)
                     )
                 self._wake_up_for(source)
                 began = _core.monotonic_ns()
@@ -405,7 +409,7 @@ class GateEntry:
                 self._waits = False
                 self._process.notify()
 
-    def _turn(self, source: Source) -> Need:
+    def _other_submission(self, source: Source) -> Need:
         return Need(
             _either(lambda: not self._waits, source),
             lambda _: (),
@@ -417,10 +421,10 @@ class GateEntry:
             bounded=bool(source.deadline),
         )
 
-    def _room(self, source: Source) -> Need:
+    def _capacity(self, source: Source) -> Need:
         return Need(
             _either(self._may_submit, source),
-            self._source.room_blockers,
+            self._source.capacity_blockers,
             lambda: f"room for another execution of {self._name} (depth {self._plan.depth})",
             self._source.doing,
             lambda: f"{self._name}: {self._plan.depth} executions are on their way",
@@ -438,7 +442,7 @@ class GateEntry:
         )
 
     def _submit_once(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
-        with _core.Turn(self._lock, 0, self._holder) as taken:
+        with _core.TimedLock(self._lock, 0, self._holder) as taken:
             return self._submit(inputs, source) if taken else None
 
     def _submit(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
@@ -453,17 +457,17 @@ class GateEntry:
 
     def _submit_now(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
         try:
-            return (self._submit_promised if self._promises else self._send)(inputs, source)
+            return (self._submit_checked if self._promises else self._send)(inputs, source)
         except SerializationError as error:
             raise blame_input(error, self._plan, self._name, inputs) from error.__cause__
 
     def _send(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
-        door, deadline = self._lifecycle.door, source.deadline
+        admission, deadline = self._lifecycle.admission, source.deadline
         if len(inputs) == 1:
-            return door.start(inputs[0], source, self._ref_type, deadline)
-        return door.start_many(inputs, source, self._ref_type, deadline)
+            return admission.start(inputs[0], source, self._ref_type, deadline)
+        return admission.start_many(inputs, source, self._ref_type, deadline)
 
-    def _submit_promised(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
+    def _submit_checked(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
         """Submit inputs that are checked against their promises first. An execution that does not begin is no
         first one."""
         fresh = self._promises.fresh()

@@ -13,13 +13,13 @@ from msgspec import Struct
 from conveyor import _core
 from conveyor.config import Config
 from conveyor.exceptions import ActorDiedError, ConveyorError, GraphError, SerializationError
-from conveyor.graph.edges import Layout, LimitsPlace, ReadEnd, WriteEnd, make_budget
+from conveyor.graph.edges import Layout, LimitsLayout, ReadEnd, WriteEnd, make_budget
 from conveyor.graph.failures import FailureRings
-from conveyor.graph.telemetry import Question, RecorderPlace, Recording, RemoteStatus, result_edges
+from conveyor.graph.telemetry import Question, RecorderLayout, Recording, RemoteStatus, result_edges
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.reading import Outline
 from conveyor.refs.ref import Ref
-from conveyor.refs.streams import GraphStream, Items, StreamRef
+from conveyor.refs.streams import GraphStream, StreamReader, StreamRef
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.wait_graph import Blockers, steps_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from conveyor.graph.results import Origins
 
 
-class Member(Protocol):
+class GraphWorker(Protocol):
     """An actor of a graph, as the graph's executor sees it."""
 
     @property
@@ -61,7 +61,7 @@ class Member(Protocol):
         ...
 
 
-class MemberSpec(Struct, frozen=True):
+class GraphWorkerSpec(Struct, frozen=True):
     """Description of an actor, sent to the executor of its graph."""
 
     id: ActorId
@@ -72,24 +72,24 @@ class MemberSpec(Struct, frozen=True):
 
 class ChannelsSpec(Struct, frozen=True):
     """Description of a graph's channels, sent to its executor. offsets: of the rings. reads, writes: the
-    executor's ends of them. bits: the doorbell bits of the members' programs. hosts: in words, the nodes of
+    executor's ends of them. bits: the doorbell bits of the workers' programs. hosts: in words, the nodes of
     the actors and the executor, if there are several."""
 
     number: int
-    members: tuple[MemberSpec, ...]
+    workers: tuple[GraphWorkerSpec, ...]
     offsets: tuple[int, ...]
     reads: tuple[ReadEnd, ...]
     writes: tuple[WriteEnd, ...]
-    limits: LimitsPlace
+    limits: LimitsLayout
     failures: FailureRings
-    recorders: dict[int, RecorderPlace]
+    recorders: dict[int, RecorderLayout]
     bits: tuple[int, ...]
     hosts: dict[int, str]
 
     @staticmethod
     def of(
         number: int,
-        members: Sequence[Member],
+        workers: Sequence[GraphWorker],
         layout: Layout,
         bits: tuple[int, ...],
         hosts: dict[int, str] | None = None,
@@ -97,7 +97,7 @@ class ChannelsSpec(Struct, frozen=True):
         """Return the description of graph ``number``, which is laid out as in ``layout``."""
         return ChannelsSpec(
             number,
-            tuple(MemberSpec(m.id, m.pid, m.slot, m.incarnation) for m in members),
+            tuple(GraphWorkerSpec(m.id, m.pid, m.slot, m.incarnation) for m in workers),
             layout.offsets,
             layout.reads.get(EXECUTOR, ()),
             layout.writes.get(EXECUTOR, ()),
@@ -113,7 +113,7 @@ class DeployedChannels(Struct, frozen=True):
     """A graph whose channels are deployed, in the process that executes it."""
 
     channels: ChannelsSpec
-    members: Sequence[Member]
+    workers: Sequence[GraphWorker]
     segment: _core.Segment
 
     @property
@@ -150,7 +150,7 @@ class Executor(Protocol):
         may replace them."""
         ...
 
-    def undeploy(self, number: int) -> list[tuple[Member, Ref]]:
+    def undeploy(self, number: int) -> list[tuple[GraphWorker, Ref]]:
         """Take graph ``number`` down; return the acknowledgements that are still to come."""
         ...
 
@@ -177,7 +177,7 @@ class Executor(Protocol):
         ...
 
     def origins(self) -> Origins:
-        """Return the places where results were got; for graphs in debug mode."""
+        """Return the locations where results were got; for graphs in debug mode."""
         ...
 
     def kill(self, actor: ActorId) -> None:
@@ -194,11 +194,11 @@ def refuse_own(plan: Plan, executor: ActorId) -> None:
         )
 
 
-def first_death(members: Sequence[Member]) -> Member | None:
-    """Return the member that died first, or None. Errors name it as the cause."""
-    dead = [member for member in members if not member.alive]
+def first_death(workers: Sequence[GraphWorker]) -> GraphWorker | None:
+    """Return the worker that died first, or None. Errors name it as the cause."""
+    dead = [worker for worker in workers if not worker.alive]
     # A death without a number is being announced just now.
-    return min(dead, key=lambda member: member.death_number or 1 << 32, default=None)
+    return min(dead, key=lambda worker: worker.death_number or 1 << 32, default=None)
 
 
 logger = logging.getLogger("conveyor")
@@ -222,7 +222,7 @@ class Epoch:
         name: the graph's. moved_refs: see ``Writer.moved_refs``. first: the number of the first execution.
         """
         self._name = name
-        self.members = deployed.members
+        self.workers = deployed.workers
         channels = deployed.channels
         self.bits = channels.bits
         self.segment = deployed.segment
@@ -248,9 +248,9 @@ class Epoch:
             }
             failures = channels.failures.open(process, deployed.segment, name)
         except ConveyorError:
-            for member in deployed.members:
-                if not member.alive:  # just now
-                    raise member.death() from None
+            for worker in deployed.workers:
+                if not worker.alive:  # just now
+                    raise worker.death() from None
             raise
         for writer in writers.values():
             writer.moved_refs = moved_refs
@@ -260,13 +260,14 @@ class Epoch:
         task_of = {
             edge: task for program in plan.programs for task, edge in Outline(program).streams
         }
-        self._items = {
-            ended: Items(readers[edge], process, first, self.limits, task_of[edge])
+        self._stream_readers = {
+            ended: StreamReader(readers[edge], process, first, self.limits, task_of[edge])
             for ended, edge in plan.streams
         }
         #: For each output that is a generator's: the function that makes the reference to its items.
         self.streams: dict[int, Callable[[Ref, tuple[Ref, ...]], StreamRef]] = {
-            ended: functools.partial(GraphStream, items) for ended, items in self._items.items()
+            ended: functools.partial(GraphStream, reader)
+            for ended, reader in self._stream_readers.items()
         }
         self.gate = _core.Gate(
             [writers[bundle.edge] for bundle in plan.inputs],
@@ -289,18 +290,18 @@ class Epoch:
         process.reads(self)
 
     def under_way(self) -> Blockers:
-        if self.gate.submitted == self.gate.completed or not all(m.alive for m in self.members):
+        if self.gate.submitted == self.gate.completed or not all(m.alive for m in self.workers):
             return ()
         text = f"executions of {self._name}, which hold memory that is needed"
-        return tuple((member.slot, steps_of(self._number), text) for member in self.members)
+        return tuple((worker.slot, steps_of(self._number), text) for worker in self.workers)
 
     def leave(self) -> None:
         """Keep the results that have come, for those who still ask, and take no more: later ones are given
         back to their writers."""
         try:
             with contextlib.ExitStack() as each:
-                for items in self._items.values():
-                    each.callback(items.close)
+                for reader in self._stream_readers.values():
+                    each.callback(reader.close)
                 self.gate.leave()
         except SerializationError as error:
             # A broken ring gives nothing more. The others have been emptied, and all are closed.

@@ -23,9 +23,9 @@ _cause, _context, _noted = (
 _Group: Any = getattr(builtins, "BaseExceptionGroup", None)  # since Python 3.11
 
 
-def follows(error: BaseException, of: tuple[int, int], members: Container[tuple[int, int]]) -> bool:
+def follows(error: BaseException, of: tuple[int, int], workers: Container[tuple[int, int]]) -> bool:
     """Return whether ``error`` comes of an error that another rank has raised in ``of``, or of the death of
-    one of ``members``. ``of``: a graph and its execution. ``members``: the slots and incarnations of that
+    one of ``workers``. ``of``: a graph and its execution. ``workers``: the slots and incarnations of that
     graph's actors.
 
     A step may turn such an error into one of its own, so errors that it was handling then count as well.
@@ -40,7 +40,7 @@ def follows(error: BaseException, of: tuple[int, int], members: Container[tuple[
         # Read past the error's own class, which is the user's: it may raise, or go on for ever.
         if issubclass(type(one), CollectiveBrokenError):
             noted = _noted(one)
-            if noted.get(FAILED_IN) == of or noted.get(DEAD_RANK) in members:
+            if noted.get(FAILED_IN) == of or noted.get(DEAD_RANK) in workers:
                 return True
         left += (_cause(one), _context(one))
         if _Group is not None and issubclass(type(one), _Group):
@@ -100,32 +100,32 @@ class FailureTeller:
         name: str,
     ) -> None:
         self._rings = rings
-        self._members = frozenset(program.process for program in rings.programs)
+        self._workers = frozenset(program.process for program in rings.programs)
         self._actor = actor
         self._process = process
         self._segment = segment
         self._limits = limits
         self._name = name
-        self._told = -1
+        self._reported = -1
         self._writer: _core.Writer | None = None
 
     def tell(self, error: BaseException, meta: bytes, of: tuple[int, int], cancelled: bool) -> None:
         """Tell the executor that a task of the graph and execution ``of`` has failed with ``error``, encoded
         in ``meta``, or because it was ``cancelled``."""
         execution = of[1]
-        if execution == self._told:
+        if execution == self._reported:
             return
         if self._limits.failed(execution):
             if cancelled:
                 return  # for that failure
         elif self._limits.ended(execution):
             return  # its waiters have another error already
-        self._told = execution
+        self._reported = execution
         writer = self._writer or self._open()
         # In this order: the executor looks at the count when it is rung, and an actor that skips a task for
         # the mark sends something that the executor must be able to explain.
         order = self._limits.count_failure()
-        if follows(error, of, self._members):
+        if follows(error, of, self._workers):
             order |= _FOLLOWS
         sent = False
         try:

@@ -18,7 +18,7 @@ import conveyor
 from conveyor import _core
 from conveyor.calls.unsendable import blame_arguments
 from conveyor.checks import deadline_in_words
-from conveyor.codec import Reader, SentDefinitions, claims, dumps_by_value, loads
+from conveyor.codec import Reader, SentDefinitions, borrows, dumps_by_value, loads
 from conveyor.config import Config
 from conveyor.exceptions import (
     CapacityError,
@@ -213,9 +213,9 @@ class _Request:
 
     def ask(self, question: int) -> Blockers | None:
         """Return the blockers of the answer; ``None``: the owner has not said yet."""
-        told = self.held_up
-        if told is not None and told.question == question:
-            return told.blockers
+        known = self.held_up
+        if known is not None and known.question == question:
+            return known.blockers
         if self.requested != question:
             self.requested = question
             self.connection.send(Whom(self.number, question))
@@ -241,10 +241,10 @@ class Requests:
         else:
             _let_go(answer)
 
-    def _held_up(self, told: HeldUp) -> None:
-        request = self.pending.get(told.number)
+    def _held_up(self, message: HeldUp) -> None:
+        request = self.pending.get(message.number)
         if request is not None:
-            request.held_up = told
+            request.held_up = message
             self.notify()
 
     #: The function for each kind of message.
@@ -267,7 +267,7 @@ class Owner:
     def __init__(self, name: str, process: Process, connect: Callable[[], Any]) -> None:
         """``name``: the graph's. ``connect()`` returns the socket of a connection to its owner."""
         self.name = name
-        self.ways = SubmissionWaits(process)
+        self.waits = SubmissionWaits(process)
         process_table, slot = process.process_table, process.slot
         self._requests = Requests(lambda: process_table.notify(slot, _core.ATTENTION_BIT))
         self._numbers = itertools.count(1)
@@ -306,8 +306,8 @@ class Owner:
         return connection
 
     def answer(self, request: _Request, bounded: bool = False) -> Generator[Need, None, Any]:
-        """Wait for the answer, as a part of an attempt, and return it or raise it. If the wait is broken off,
-        the request is withdrawn. ``bounded``: the owner answers in time in any case."""
+        """Wait for the answer, as a part of a submission, and return it or raise it. If the wait is broken
+        off, the request is withdrawn. ``bounded``: the owner answers in time in any case."""
         try:
             while not request.is_answered():
                 # The owner counts the time, and says what it was waiting for.
@@ -345,7 +345,7 @@ class Owner:
     def ask(self, question: Question, *args: Any) -> Any:
         """Ask the owner a question, and return its answer. This thread waits."""
         request = self.send(lambda number: Show(number, question, args))
-        return self.ways.block(self.answer(request), TimeLimit(None))
+        return self.waits.block(self.answer(request), TimeLimit(None))
 
     def refuse(self, what: str, why: str = _BELONGS) -> NoReturn:
         """Raise that only the owner can do this with the graph; ``what``: the participle."""
@@ -438,7 +438,7 @@ class RemoteEntry:
         def ask(number: int) -> Execute:
             return Execute(
                 number,
-                terms.way != "refuse",
+                terms.mode != "refuse",
                 whole,
                 error is not None,
                 time_limit,
@@ -529,7 +529,7 @@ def graph_handle(
         GraphParts(
             number,
             name,
-            Submitter(name, entry, owner.ways, Options(options)),
+            Submitter(name, entry, owner.waits, Options(options)),
             HandleControl(owner),
             lambda _: reduced,
         )
@@ -587,7 +587,7 @@ class GraphService:
             self.connection.send(HeldUp(message.number, message.question, blockers))
 
         if waits:
-            self._entry.tell_room_blockers(tell)
+            self._entry.tell_capacity_blockers(tell)
         else:
             tell(())
 
@@ -707,7 +707,7 @@ class GraphService:
 def _give_up(snapshot: _core.Snapshot) -> None:
     """Release ``snapshot``, which nobody decodes from now on. References that were loaded from it stay."""
     if snapshot.has_refs:
-        claims.give_up(snapshot.meta)
+        borrows.give_up(snapshot.meta)
 
 
 def _raise(error: Exception) -> None:

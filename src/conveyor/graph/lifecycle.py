@@ -20,7 +20,7 @@ from conveyor.exceptions import (
     GraphTornDownError,
     SessionEndedError,
 )
-from conveyor.graph.executor import Epoch, Executor, Member, first_death
+from conveyor.graph.executor import Epoch, Executor, GraphWorker, first_death
 from conveyor.graph.status import NOTHING_REMOTE, GraphState, GraphStatus, graph_status
 from conveyor.graph.telemetry import (
     STACKS,
@@ -86,16 +86,16 @@ class GraphInfo:
         gate = epoch.gate
         gate.count_completed()
         arenas = {EXECUTOR: process_table.memory(self._own_slot)}
-        for info, member in zip(self.plan.actors, epoch.members, strict=True):
-            arenas[info.index] = process_table.memory(member.slot) if member.alive else 0
+        for info, worker in zip(self.plan.actors, epoch.workers, strict=True):
+            arenas[info.index] = process_table.memory(worker.slot) if worker.alive else 0
         completed = gate.completed  # first: what is submitted meanwhile is not completed
         return Progress(gate.submitted, completed, gate.stashed, gate.stashed_bytes, arenas)
 
     def tracks(self) -> list[Track]:
         """Return the graph's processes, the executing one first."""
         tracks = [Track(EXECUTOR, self._process_table.name(self._own_slot), os.getpid(), None)]
-        for info, member in zip(self.plan.actors, self.lifecycle.epoch.members, strict=True):
-            tracks.append(Track(info.index, info.name, member.pid, member.pid))
+        for info, worker in zip(self.plan.actors, self.lifecycle.epoch.workers, strict=True):
+            tracks.append(Track(info.index, info.name, worker.pid, worker.pid))
         return tracks
 
     def remote_status(self, question: Question, time_limit: float) -> RemoteStatus:
@@ -125,7 +125,7 @@ class GraphInfo:
 
 
 #: Number of restarts whose reasons are kept for refs of earlier executions.
-_PAST_KEPT = 100
+_MAX_PAST = 100
 
 
 def _look_closer(*_: object) -> None:
@@ -170,7 +170,7 @@ class Lifecycle:
         #: The thread that holds the lock. The lock is only taken through this.
         self.holder = _core.Holder(self.lock)
         #: The one thing that the hot path looks at.
-        self.door = _core.Door()
+        self.admission = _core.Door()
         #: Why there will be no more executions.
         self.closed: ConveyorError | None = None
         #: Why there are none until a restart.
@@ -182,7 +182,7 @@ class Lifecycle:
         self._restarter = _core.Holder(self._restarting)
         self._failing = threading.Lock()  # to be taken last
         self._past: list[tuple[int, ConveyorError]] = []
-        self._unloading: list[tuple[Member, Ref]] = []
+        self._unloading: list[tuple[GraphWorker, Ref]] = []
         self._use(first)
         self._finalizer = weakref.finalize(self, executor.drop, number)
         self._finalizer.atexit = False
@@ -190,7 +190,7 @@ class Lifecycle:
     def _use(self, epoch: Epoch) -> None:
         """Execute over these channels from now on."""
         self.epoch = epoch
-        self.door.open(epoch.gate)
+        self.admission.open(epoch.gate)
 
     # What has happened
 
@@ -201,7 +201,7 @@ class Lifecycle:
         epoch, deaths = self.epoch, self.process.process_table.deaths
         if deaths == epoch.gate.deaths:
             return False
-        dead = first_death(epoch.members)
+        dead = first_death(epoch.workers)
         if dead is None:
             epoch.gate.deaths = deaths
             return False
@@ -210,7 +210,7 @@ class Lifecycle:
             # Not of a graph that has been restarted meanwhile.
             if epoch is self.epoch and self._failure is None:
                 self.failure = failure
-                self.door.shut(_look_closer)
+                self.admission.shut(_look_closer)
         return self._failure is not None
 
     @property
@@ -266,7 +266,7 @@ class Lifecycle:
         seconds."""
         return self._executor.remote_status(self.number, question, time_limit)
 
-    def check_turn(self) -> None:
+    def check_not_submitting(self) -> None:
         """Raise ``DeadlockError`` if this very thread is in the middle of a submission, which it would wait
         for."""
         if self.holder.mine():
@@ -286,7 +286,7 @@ class Lifecycle:
             self._executor.end_unmade(self.number)
         if not self.closed_or_failed():
             return
-        self.check_turn()
+        self.check_not_submitting()
         if self._restarter.mine():
             raise DeadlockError(
                 f"{self.name} is being restarted by this very thread, which would wait for itself: a signal "
@@ -294,7 +294,7 @@ class Lifecycle:
             )
         seconds = time_limit.left()
         seconds = -1.0 if seconds is None else seconds
-        with _core.Turn(self._restarting, seconds, self._restarter) as taken:
+        with _core.TimedLock(self._restarting, seconds, self._restarter) as taken:
             if not taken:
                 time_limit.check(
                     lambda: f"the restart of {self.name}", lambda: "another thread does it"
@@ -313,7 +313,7 @@ class Lifecycle:
                 if self.closed is not None:  # meanwhile: what was deployed goes with the rest
                     raise copy_to_raise(self.closed)
                 self._past.append((first, _as_past(cause)))
-                del self._past[:-_PAST_KEPT]
+                del self._past[:-_MAX_PAST]
                 self._use(epoch)
                 self.failure = None
         # Without a lock: this decodes results that have come, which runs code of the user's, which may use
@@ -333,7 +333,7 @@ class Lifecycle:
     # The end
 
     def teardown(self, kill_actors: bool = False) -> None:
-        self.check_turn()
+        self.check_not_submitting()
         with self._ending:  # who comes second waits for what the first has begun
             if self.close(GraphTornDownError(f"{self.name} has been torn down")):
                 try:
@@ -347,18 +347,18 @@ class Lifecycle:
                 self._kill_actors()
         # Several threads may wait here, and the next one takes over from one that was interrupted: each waits
         # for all acknowledgements.
-        for member, ack in self._unloading:
+        for worker, ack in self._unloading:
             try:
                 ack.get()
             except ConveyorError:
-                if member.alive:
+                if worker.alive:
                     raise
         self._unloading = []
         self.process.arena.give_back_soon()  # what its inputs took
 
     def _kill_actors(self) -> None:
-        for member in self.epoch.members:
-            self._executor.kill(member.id)
+        for worker in self.epoch.workers:
+            self._executor.kill(worker.id)
 
     def close(self, error: ConveyorError) -> bool:
         """Begin no more executions, and give all waiters ``error``. Return False if the graph was closed
@@ -367,7 +367,7 @@ class Lifecycle:
             if self.closed is not None:
                 return False
             self.closed = error
-            self.door.shut(partial(_refuse, error))
+            self.admission.shut(partial(_refuse, error))
         epoch = self.epoch
         # Other threads may wait for a result that will not come, or for room with the lock held.
         epoch.gate.closed = True
@@ -377,7 +377,7 @@ class Lifecycle:
             for number in range(epoch.gate.completed, epoch.gate.submitted):
                 epoch.limits.cancel(number)
             # Later callers get the error, or wait, when they hold no lock.
-            self.door.shut(_look_closer)
+            self.admission.shut(_look_closer)
         else:
             with self.holder:  # after whoever was submitting just now
                 pass
@@ -386,7 +386,7 @@ class Lifecycle:
     def orphan(self, error: ConveyorError) -> None:
         """Close the graph in a forked child: it is the parent's. Takes no lock."""
         self.closed = error
-        self.door.shut(partial(_refuse, error))
+        self.admission.shut(partial(_refuse, error))
 
 
 def _as_past(cause: ConveyorError) -> ConveyorError:

@@ -72,7 +72,7 @@ class RemoteBlockers:
         # By execution, when it was first asked about.
         self._since: dict[int, float] = {}
         # Callbacks for answers, with their questions.
-        self._told: list[tuple[int, Again]] = []
+        self._callbacks: list[tuple[int, Again]] = []
 
     def holder(
         self,
@@ -95,7 +95,7 @@ class RemoteBlockers:
             if not known:
                 self._want(question, epoch)
                 if again is not None:
-                    self._told.append((question, again))
+                    self._callbacks.append((question, again))
         if not known:
             self._ask()
             return None, False
@@ -137,9 +137,9 @@ class RemoteBlockers:
             self._under_way = None
             self._answered = max(question, self._answered)
             self._other_nodes = remote_status if isinstance(remote_status, RemoteStatus) else None
-            told = [again for of, again in self._told if of <= question]
-            self._told = [(of, again) for of, again in self._told if of > question]
-        for again in told:
+            due = [again for of, again in self._callbacks if of <= question]
+            self._callbacks = [(of, again) for of, again in self._callbacks if of > question]
+        for again in due:
             again()
         self._executor.process.notify()
         self._ask()
@@ -247,7 +247,7 @@ class GraphSource:
             return ()
         return self._held_up(ref._number, [self._results.edges[ref._reader]], question, again)
 
-    def room_blockers(self, question: int, again: Again | None = None) -> Blockers | None:
+    def capacity_blockers(self, question: int, again: Again | None = None) -> Blockers | None:
         """Return the processes that have to do something before there is room for another execution."""
         gate = self.gate
         if gate.submitted - gate.completed < self.plan.depth:
@@ -272,7 +272,7 @@ class GraphSource:
             return ()
         actor, source, at = holder
         text = f"{source} of {self.name} (execution {at})"
-        return ((epoch.members[actor].slot, steps_of(self.graph_info.number), text),)
+        return ((epoch.workers[actor].slot, steps_of(self.graph_info.number), text),)
 
     # Ending early
 
@@ -293,9 +293,9 @@ class GraphSource:
                     if ref._outcome is EMPTY:  # another thread may be getting it
                         ref._fail(error)
         self._process.notify()
-        for member, bit in zip(epoch.members, epoch.bits, strict=True):
-            if member.alive:  # a coroutine may be running there
-                self._process.process_table.notify(member.slot, bit)
+        for worker, bit in zip(epoch.workers, epoch.bits, strict=True):
+            if worker.alive:  # a coroutine may be running there
+                self._process.process_table.notify(worker.slot, bit)
 
     def why_not_run(self, ref: Ref, overdue: bool) -> BaseException:
         if type(self._lifecycle.closed) is SessionEndedError:  # so it was cancelled

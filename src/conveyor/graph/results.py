@@ -59,8 +59,8 @@ class EffectRef(GraphRef):
             return self._received(timeout)
         return self._after_effects(self._result.get, timeout)
 
-    def _settled(self, timeout: float | None) -> Any:
-        return self._after_effects(self._result._settled, timeout)
+    def _resolved(self, timeout: float | None) -> Any:
+        return self._after_effects(self._result._resolved, timeout)
 
     def _unfetched(self) -> Any:
         return self._result._unfetched()
@@ -104,7 +104,7 @@ class Results:
     """
 
     def __init__(self, plan: Plan, put: Callable[[Any], Ref]) -> None:
-        distinct = {edge: place for place, edge in enumerate(dict.fromkeys(plan.outputs))}
+        distinct = {edge: position for position, edge in enumerate(dict.fromkeys(plan.outputs))}
         self.edges = result_edges(plan)
         self.single = (
             not plan.multi_output and plan.shape is None and not plan.effects and not plan.streams
@@ -131,13 +131,13 @@ class Results:
         }
 
     def passed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, Ref]:
-        """Return the results that are parts of the arguments of ``execute``, by their place. Called before
+        """Return the results that are parts of the arguments of ``execute``, by their position. Called before
         the execution is submitted: values that cannot be sent must leave no trace."""
         if self._shape is None:
             return {}
         return {
-            place: self._put(given(leaf.key, args, kwargs))
-            for place, leaf in enumerate(self._shape.leaves)
+            position: self._put(given(leaf.key, args, kwargs))
+            for position, leaf in enumerate(self._shape.leaves)
             if isinstance(leaf, Passed)
         }
 
@@ -172,10 +172,10 @@ class Results:
             refs = [
                 made[self._outputs[leaf]]
                 if isinstance(leaf, int)
-                else passed[place]
+                else passed[position]
                 if isinstance(leaf, Passed)
-                else self._constants[place]
-                for place, leaf in enumerate(self._shape.leaves)
+                else self._constants[position]
+                for position, leaf in enumerate(self._shape.leaves)
             ]
         if self._effects:
             refs = [ref if isinstance(ref, StreamRef) else EffectRef(ref, effects) for ref in refs]
@@ -184,7 +184,7 @@ class Results:
         return refs if self._multi_output else refs[0]
 
     def position(self, reader: int) -> int | None:
-        """Return the first place in the list of outputs of the edge read as ``reader``; ``None``: it is an
+        """Return the first position in the list of outputs of the edge read as ``reader``; ``None``: it is an
         effect, or the only result."""
         if not self._multi_output or reader >= self._distinct:
             return None
@@ -282,9 +282,9 @@ def _holds(item: Any) -> bool:
     return isinstance(item, Ref) or (_is_instance(item) and bool(_fields(item)))
 
 
-#: Number of results whose place is remembered.
-KEPT = 100_000
-#: Number of places that the error names.
+#: Number of results whose location is remembered.
+MAX_ORIGINS = 100_000
+#: Number of locations that the error names.
 _NAMED = 10
 
 _PACKAGE = os.path.join(os.path.dirname(os.path.abspath(conveyor.exceptions.__file__)), "")
@@ -293,37 +293,37 @@ _COPIED = (type(None), bool, int, float, str, bytes)
 
 
 class Origins:
-    """The places, by graph, edge and execution; of the latest results only."""
+    """The locations, by graph, edge and execution; of the latest results only."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._places: dict[tuple[int, int, int], str] = {}
+        self._locations: dict[tuple[int, int, int], str] = {}
 
     def note(self, graph: int, edge: int, execution: int) -> None:
         """Note that the program gets this result now, in the frame that called into the package."""
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
             frame = frame.f_back
-        place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        location = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         with self._lock:
-            self._places.setdefault((graph, edge, execution), place)
-            if len(self._places) > KEPT:
-                del self._places[next(iter(self._places))]
+            self._locations.setdefault((graph, edge, execution), location)
+            if len(self._locations) > MAX_ORIGINS:
+                del self._locations[next(iter(self._locations))]
 
     def explain(self, error: ArenaFullError, holder: str) -> str:
         """Say where this process, which is called ``holder``, got the results that it holds."""
-        places: Counter[str] = Counter()
+        locations: Counter[str] = Counter()
         for held in error.held:
             if held.process != holder or held.graph is None or held.edge is None:
                 continue
             for execution in held.executions:
-                place = self._places.get((held.graph, held.edge, execution))
-                places[place or "not got yet, or long ago"] += 1
-        if not places:
+                location = self._locations.get((held.graph, held.edge, execution))
+                locations[location or "not got yet, or long ago"] += 1
+        if not locations:
             return ""
-        lines = [f"  {place}: {count}" for place, count in places.most_common(_NAMED)]
-        if len(places) > _NAMED:
-            lines.append(f"  and {len(places) - _NAMED} more places")
+        lines = [f"  {location}: {count}" for location, count in locations.most_common(_NAMED)]
+        if len(locations) > _NAMED:
+            lines.append(f"  and {len(locations) - _NAMED} more places")
         return "\n".join([f"Of these, {holder} got", *lines])
 
 

@@ -214,9 +214,9 @@ def _remote_status(
     snapshot = remote_status.seen.get(index)
     if snapshot is None:
         return replace(actor, host=host, unknown=remote_status.why_unknown(host))
-    if snapshot.page.state == "dead":  # just now: here it lives, so far
+    if snapshot.process_snapshot.state == "dead":  # just now: here it lives, so far
         return replace(actor, host=host, unknown="it has just died")
-    return replace(status_of(snapshot.page, label), name=actor.name, host=host)
+    return replace(status_of(snapshot.process_snapshot, label), name=actor.name, host=host)
 
 
 def graph_status(
@@ -232,18 +232,18 @@ def graph_status(
     remote_status: RemoteStatus,
 ) -> GraphStatus:
     """Return the status of a graph over processes; see :meth:`CompiledGraph.status`."""
-    process_table, host = process.process_table, process.name_host
+    process_table, host = process.process_table, process.name_node
     actors = []
-    for index, member in enumerate(epoch.members):
-        actor = actor_status(process_table, member.slot, member.incarnation, label)
+    for index, worker in enumerate(epoch.workers):
+        actor = actor_status(process_table, worker.slot, worker.incarnation, label)
         if actor.state == "dead":
-            death = str(member.death(label))
-            actor = ActorStatus(member.id.name, member.pid & PID_MASK, "dead", error=death)
+            death = str(worker.death(label))
+            actor = ActorStatus(worker.id.name, worker.pid & PID_MASK, "dead", error=death)
         elif actor.state == "elsewhere":
             actor = _remote_status(actor, remote_status, index, epoch.hosts, label)
-            actor = replace(actor, pid=member.pid & PID_MASK)
+            actor = replace(actor, pid=worker.pid & PID_MASK)
         elif stacks:
-            actor = replace(actor, stack=stack_of(member.pid))
+            actor = replace(actor, stack=stack_of(worker.pid))
         actors.append(actor if host is None else with_node(actor, host))
     progress = RingProgress.read(plan, epoch.segment, epoch.offsets, epoch.first)
     completed, submitted = epoch.gate.completed, epoch.gate.submitted

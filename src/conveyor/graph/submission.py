@@ -1,4 +1,4 @@
-"""Submission to a graph: the arguments of ``execute``, one attempt at an execution, and three ways to wait
+"""Submission to a graph: the arguments of ``execute``, the submission of an execution, and three ways to wait
 until it succeeds."""
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ T = TypeVar("T")
 
 
 class Need(Struct, frozen=True):
-    """Something that an attempt lacks. The attempt goes on when ``ready()``."""
+    """Something that a submission lacks. The submission goes on when ``ready()``."""
 
     ready: Callable[[], bool]
     #: Asks for the processes that have to do something before that.
@@ -160,7 +160,7 @@ class Need(Struct, frozen=True):
 
 
 #: Yields whenever it lacks something, and in the end returns the results of ``execute``. Callers close it.
-Attempt: TypeAlias = Generator[Need, None, Any]
+Submission: TypeAlias = Generator[Need, None, Any]
 
 
 #: Begins an execution with these arguments and this deadline, or returns ``None``.
@@ -171,7 +171,7 @@ class Terms(Struct, frozen=True):
     """Conditions of an execution, as its caller has asked for it."""
 
     #: The way to wait: the thread blocks, a coroutine awaits, or the execution is refused.
-    way: Literal["block", "await", "refuse"]
+    mode: Literal["block", "await", "refuse"]
     #: How long it may block.
     time_limit: TimeLimit
     #: Seconds within which it must have run.
@@ -245,8 +245,8 @@ class Entry(Protocol[T]):
         execution: T,
         terms: Terms,
         error: BaseException | None = None,
-    ) -> Attempt:
-        """Run the rest of the attempt: every argument is there. ``error``: the outcome of an argument that
+    ) -> Submission:
+        """Run the rest of the submission: every argument is there. ``error``: the outcome of an argument that
         has no value; then nothing is sent, and the refs have that error."""
         ...
 
@@ -258,7 +258,7 @@ class Submitter(Generic[T]):
         self,
         name: str,
         entry: Entry[T],
-        ways: SubmissionWaits,
+        waits: SubmissionWaits,
         options: Options,
         fast_path: FastPath | None = None,
     ) -> None:
@@ -268,7 +268,7 @@ class Submitter(Generic[T]):
         #: Tried first.
         self.fast_path = fast_path or entry.at_once
         self._name = name
-        self._ways = ways
+        self._waits = waits
         self._options = options
 
     def execute(
@@ -281,13 +281,13 @@ class Submitter(Generic[T]):
         time_limit = TimeLimit(timeout)
         terms = Terms("block", time_limit, seconds)
         self.entry.revive(terms)
-        return self._ways.block(self._attempt(args, kwargs, terms), time_limit)
+        return self._waits.block(self._submission(args, kwargs, terms), time_limit)
 
     def try_execute(self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: Any) -> Any:
         seconds = self._options.deadline(kwargs, deadline)
         terms = Terms("refuse", TimeLimit(None), seconds)
         self.entry.revive(terms)
-        return self._ways.refuse(self._attempt(args, kwargs, terms))
+        return self._waits.refuse(self._submission(args, kwargs, terms))
 
     async def execute_async(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: Any
@@ -301,9 +301,11 @@ class Submitter(Generic[T]):
             import asyncio  # slow to import
 
             await asyncio.get_running_loop().run_in_executor(None, self.entry.revive, terms)
-        return await self._ways.wait(self._attempt(args, kwargs, terms))
+        return await self._waits.wait(self._submission(args, kwargs, terms))
 
-    def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any], terms: Terms) -> Attempt:
+    def _submission(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], terms: Terms
+    ) -> Submission:
         entry = self.entry
         execution = entry.begin(terms)
         if refs_among(args, kwargs):
@@ -333,17 +335,17 @@ class SubmissionWaits:
     def __init__(self, process: Process) -> None:
         self._process = process
 
-    def block(self, attempt: Attempt, time_limit: TimeLimit) -> Any:
-        """Run the attempt; this thread sleeps while the attempt lacks something."""
+    def block(self, submission: Submission, time_limit: TimeLimit) -> Any:
+        """Run the submission; this thread sleeps while the submission lacks something."""
         try:
             while True:
                 try:
-                    need = next(attempt)
+                    need = next(submission)
                 except StopIteration as over:
                     return over.value
                 self._block(need, time_limit if need.refusal is not None else TimeLimit(None))
         finally:
-            attempt.close()
+            submission.close()
 
     def _block(self, need: Need, time_limit: TimeLimit) -> None:
         process = self._process
@@ -351,30 +353,30 @@ class SubmissionWaits:
         with process.wait_registry.waiting(need.ask, True, bounded) as wait:
             wait_within(process.inbox, need.ready, time_limit, need.what, need.who, wait)
 
-    async def wait(self, attempt: Attempt) -> Any:
-        """Run the attempt; the running asyncio task sleeps while the attempt lacks something."""
+    async def wait(self, submission: Submission) -> Any:
+        """Run the submission; the running asyncio task sleeps while the submission lacks something."""
         try:
             while True:
                 try:
-                    need = next(attempt)
+                    need = next(submission)
                 except StopIteration as over:
                     return over.value
                 await aio.wait_until(need.ready, None if need.bounded else need.ask)
         finally:
-            attempt.close()
+            submission.close()
 
-    def refuse(self, attempt: Attempt) -> Any:
-        """Run the attempt; raise ``CapacityError`` if it lacks something that may take its time."""
+    def refuse(self, submission: Submission) -> Any:
+        """Run the submission; raise ``CapacityError`` if it lacks something that may take its time."""
         try:
             while True:
                 try:
-                    need = next(attempt)
+                    need = next(submission)
                 except StopIteration as over:
                     return over.value
                 if need.refusal is None:
                     self._block(need, TimeLimit(None))
-                # Asking for an argument has it fetched, so that a later attempt finds it.
+                # Asking for an argument has it fetched, so that a later submission finds it.
                 elif need.ref is None or not need.ready():
                     raise CapacityError(need.refusal())
         finally:
-            attempt.close()
+            submission.close()

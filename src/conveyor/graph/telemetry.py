@@ -128,10 +128,10 @@ EVENT_CAPACITY = 1 << 15
 _PAGE = 4096
 
 
-class RecorderPlace(Struct, frozen=True):
-    """Place of the records of one process of a graph. Its recorder counts by the place in ``tasks`` (numbers
-    of tasks), ``receives`` and ``sends`` (numbers of edges). ``outputs``: the place of each of its sends that
-    the driver reads."""
+class RecorderLayout(Struct, frozen=True):
+    """Layout of the records of one process of a graph. Its recorder counts by the position in ``tasks``
+    (numbers of tasks), ``receives`` and ``sends`` (numbers of edges). ``outputs``: the position of each of
+    its sends that the driver reads."""
 
     control: int
     offset: int
@@ -163,17 +163,17 @@ class RecorderPlace(Struct, frozen=True):
         )
 
     def times_of(self, edge: int) -> tuple[int, int]:
-        """Return the place of the times of this edge's last frames, and of how many executions; 0 if the edge
-        is no output. Its writer notes them there, or, if the writer is on another node, the receiver on this
-        one."""
-        place = self.outputs.get(edge)
-        if place is None:
+        """Return the position of the times of this edge's last frames, and of how many executions; 0 if the
+        edge is no output. Its writer notes them there, or, if the writer is on another node, the receiver on
+        this one."""
+        position = self.outputs.get(edge)
+        if position is None:
             return 0, 0
         before = _core.Recorder.bytes(
             len(self.tasks),
             len(self.receives),
             len(self.sends),
-            place,
+            position,
             self.slots,
         )
         return self.offset + before, self.slots
@@ -184,8 +184,8 @@ def result_edges(plan: Plan) -> tuple[int, ...]:
     return (*dict.fromkeys(plan.outputs), *plan.effects)
 
 
-def place_recorders(plan: Plan, top: int) -> tuple[dict[int, RecorderPlace], int]:
-    """Place the recorders of the actors and of the driver in a segment that is used up to ``top``; return
+def lay_out_recorders(plan: Plan, top: int) -> tuple[dict[int, RecorderLayout], int]:
+    """Lay out the recorders of the actors and of the driver in a segment that is used up to ``top``; return
     them and their end. The driver's tasks are whole executions, and waiting for room for one."""
     control = -(-top // 64) * 64
     at = control + _core.RECORDING_CONTROL_BYTES
@@ -206,13 +206,13 @@ def place_recorders(plan: Plan, top: int) -> tuple[dict[int, RecorderPlace], int
         offsets[participant] = at
         at += _core.Recorder.bytes(len(tasks), len(receives), len(sends), len(outputs), slots)
     at = -(-at // _PAGE) * _PAGE
-    places = {}
+    layouts = {}
     for participant, (tasks, receives, sends, outputs) in parts.items():
         numbered = {edge: number for number, edge in enumerate(outputs)}
         begin = control, offsets[participant], at, slots
-        places[participant] = RecorderPlace(*begin, tasks, receives, sends, numbered)
+        layouts[participant] = RecorderLayout(*begin, tasks, receives, sends, numbered)
         at += EVENT_CAPACITY * _core.EVENT_BYTES
-    return places, at
+    return layouts, at
 
 
 class Progress(Struct, frozen=True):
@@ -244,17 +244,17 @@ class Recording:
     """The driver's access to the records of a graph's processes."""
 
     def __init__(
-        self, plan: Plan, name: str, places: dict[int, RecorderPlace], segment: _core.Segment
+        self, plan: Plan, name: str, layouts: dict[int, RecorderLayout], segment: _core.Segment
     ) -> None:
         """``name``: of the graph."""
-        self.places = places
+        self.layouts = layouts
         self.recorders = {
             participant: where.open(
                 segment,
                 f"{_participant_name(plan, participant)} in {name}",
                 threads=participant == EXECUTOR,
             )
-            for participant, where in places.items()
+            for participant, where in layouts.items()
         }
         self._plan = plan
         self._lock = threading.Lock()
@@ -271,8 +271,8 @@ class Recording:
         outputs = []
         for edge in result_edges(self._plan):
             writer = self._plan.edges[edge].writer
-            place = self.places[writer].outputs[edge]
-            outputs.append((self.recorders[writer], place))
+            position = self.layouts[writer].outputs[edge]
+            outputs.append((self.recorders[writer], position))
         gate.record(self.own, outputs, list(self.recorders.values()))
 
     @contextmanager
@@ -340,7 +340,7 @@ class LookedAt(Struct, frozen=True):
 
     actor: int
     process: Reader
-    recorder: RecorderPlace
+    recorder: RecorderLayout
 
 
 class Look(Struct, frozen=True):
@@ -362,7 +362,7 @@ class SeenAll(Struct, frozen=True):
     """The answer to :class:`LookAtAll`. troubles: what keeps the node from fetching values from others, by
     their numbers."""
 
-    pages: list[ProcessSnapshot]
+    snapshots: list[ProcessSnapshot]
     troubles: dict[int, str]
 
 
@@ -388,7 +388,7 @@ class Events(Struct, frozen=True):
 class RemoteActorStatus(Struct, frozen=True):
     """Status of one actor on another node."""
 
-    page: ProcessSnapshot
+    process_snapshot: ProcessSnapshot
     counted: Counted | None = None
     events: Events | None = None
 
@@ -429,9 +429,9 @@ class StatusResponder:
         question = look.question
         seen = {}
         for one in look.actors:
-            page = self.page(*one.process, stack=question.stacks)
+            snapshot = self.snapshot(*one.process, stack=question.stacks)
             counted = _counted(one.recorder, segment) if question.counters else None
-            seen[one.actor] = RemoteActorStatus(page, counted)
+            seen[one.actor] = RemoteActorStatus(snapshot, counted)
         if question.trace == "begin":
             self._begin(look, segment)
         elif question.trace == "end":
@@ -440,10 +440,12 @@ class StatusResponder:
         rings = (segment.progress(offset) for offset in look.offsets)
         return Seen(seen, tuple((head, tuple(taken)) for head, taken in rings))
 
-    def page(self, slot: int, incarnation: int, *, stack: bool = False) -> ProcessSnapshot:
+    def snapshot(self, slot: int, incarnation: int, *, stack: bool = False) -> ProcessSnapshot:
         """Return the process snapshot of one process."""
-        page = read_snapshot(self._process_table, slot, incarnation)
-        return replace(page, stack=stack_of(page.pid)) if stack and page.pid else page
+        snapshot = read_snapshot(self._process_table, slot, incarnation)
+        return (
+            replace(snapshot, stack=stack_of(snapshot.pid)) if stack and snapshot.pid else snapshot
+        )
 
     def _begin(self, look: Look, segment: _core.Segment) -> None:
         recorders = {one.actor: one.recorder.open(segment) for one in look.actors}
@@ -469,7 +471,7 @@ class StatusResponder:
         self._traced.pop(number, None)
 
 
-def _counted(where: RecorderPlace, segment: _core.Segment) -> Counted:
+def _counted(where: RecorderLayout, segment: _core.Segment) -> Counted:
     recorder = where.open(segment)
     running = recorder.running
     now = _core.monotonic_ns()

@@ -606,7 +606,7 @@ def _events(name: str, plan: Plan, timeline: Timeline) -> Iterator[dict[str, Any
 
 
 def _slice(plan: Plan, span: Span) -> dict[str, Any]:
-    apart = span.kind == "transfer"
+    is_transfer = span.kind == "transfer"
     return {
         "ph": "X",
         "name": f"{_VERBS[span.kind]}{printable(span.label)}",
@@ -614,7 +614,7 @@ def _slice(plan: Plan, span: Span) -> dict[str, Any]:
         "ts": _us(span.start),
         "dur": _us(span.seconds),
         "pid": _pid(span.participant),
-        "tid": _transfers(plan, span.number) if apart else _pid(span.participant),
+        "tid": _transfers(plan, span.number) if is_transfer else _pid(span.participant),
         "args": {"execution": span.execution, "why": span.why},
     }
 

@@ -16,7 +16,7 @@ from conveyor.graph.telemetry import (
     Histogram,
     Progress,
     Question,
-    RecorderPlace,
+    RecorderLayout,
     RemoteStatus,
 )
 from conveyor.observe.dataflow import participant_name, printable
@@ -150,11 +150,11 @@ def read_stats(graph: GraphInfo) -> GraphStats:
     remote_status = graph.remote_status(Question(counters=True), TIME_LIMIT)
     progress = graph.progress()
     now = _core.monotonic_ns()
-    recorders, places = recording.recorders, recording.places
+    recorders, layouts = recording.recorders, recording.layouts
     tasks: dict[int, TaskStats] = {}
     sent: dict[int, tuple[int, int, int]] = {}
     waits: dict[int, list[WaitStats]] = {edge.id: [] for edge in plan.edges}
-    for participant, where in places.items():
+    for participant, where in layouts.items():
         name = participant_name(plan, participant)
         snapshot = remote_status.seen.get(participant)
         if snapshot is not None and snapshot.counted is not None:
@@ -208,7 +208,7 @@ class _Noted(NamedTuple):
     running: tuple[int, int, int] | None
 
 
-def _of_this_host(recorder: _core.Recorder, where: RecorderPlace) -> _Noted:
+def _of_this_host(recorder: _core.Recorder, where: RecorderLayout) -> _Noted:
     return _Noted(
         [recorder.task(index) for index in range(len(where.tasks))],
         [recorder.receive(index) for index in range(len(where.receives))],
@@ -228,7 +228,7 @@ def _arenas(progress: Progress, remote_status: RemoteStatus) -> dict[int, int]:
     """Return the arena sizes, by actor. For an actor on another node, that node tells it: this node only
     knows the values of the actor that have come here."""
     return progress.arena_bytes | {
-        participant: s.page.memory for participant, s in remote_status.seen.items()
+        participant: s.process_snapshot.memory for participant, s in remote_status.seen.items()
     }
 
 

@@ -91,13 +91,13 @@ class Trace:
             ended = self._graph.remote_status(Question(trace="end"), TIME_LIMIT)
             self._stack.close()
             until = _core.monotonic_ns()
-            far = remote_events(self._graph.hosts, self._begun, ended)
+            remote = remote_events(self._graph.hosts, self._begun, ended)
             recording = self._graph.recording
-            slices = Slices(self._graph.plan, recording, members, until, far.events)
+            slices = Slices(self._graph.plan, recording, members, until, remote.events)
             self.events, self.dropped = slices.count, sum(slices.dropped.values())
             names = {t.native_id: t.name for t in threading.enumerate() if t.native_id}
             with _opened(self._partial, compressed=self.path.suffix == ".gz") as file:
-                write_events(file, self._graph.name, slices, members, names, far)
+                write_events(file, self._graph.name, slices, members, names, remote)
             self._partial.replace(self.path)
         finally:
             self._stack.close()  # for an interrupt too: waiting for other nodes may take long
@@ -219,7 +219,7 @@ class Slices:
         collected = recording.events()
         made: list[_Slice] = []
         for member in members:
-            where = recording.places[member.participant]
+            where = recording.layouts[member.participant]
             numbers = {
                 _TASK: where.tasks,
                 _WAIT: where.receives,
@@ -228,14 +228,14 @@ class Slices:
                 _EXECUTE: (0,),
                 _ROOM: (0,),
             }
-            far = remote_status.get(member.participant)
-            if far is None:
+            remote = remote_status.get(member.participant)
+            if remote is None:
                 data, self.dropped[member.participant] = collected[member.participant]
                 running = recording.recorders[member.participant].running
                 here: Callable[[int], int] = _same
             else:
-                data, self.dropped[member.participant] = far.events.data, far.events.dropped
-                running, here = far.events.running, far.clock.here
+                data, self.dropped[member.participant] = remote.events.data, remote.events.dropped
+                running, here = remote.events.running, remote.clock.here
             for begin, end, execution, size, index, thread, kind, flags, _ in _EVENT.iter_unpack(
                 data
             ):
@@ -320,7 +320,7 @@ def write_events(
     slices: Slices,
     members: Sequence[Track],
     thread_names: Mapping[int, str],
-    far: RemoteTrace,
+    remote: RemoteTrace,
 ) -> None:
     """Write the whole trace of the graph ``name`` to ``file``."""
     plan = slices.plan
@@ -329,15 +329,17 @@ def write_events(
         "clock": "CLOCK_MONOTONIC",
         "dropped_events": {participant_name(plan, p): n for p, n in slices.dropped.items()},
     }
-    if far.hosts:
-        metadata["clock"] = f"CLOCK_MONOTONIC of {far.hosts[EXECUTOR]}"
-        metadata["clocks"] = {participant_name(plan, p): far.clock(p) for p in far.events}
-        metadata["not_known"] = {participant_name(plan, p): why for p, why in far.unknown.items()}
+    if remote.hosts:
+        metadata["clock"] = f"CLOCK_MONOTONIC of {remote.hosts[EXECUTOR]}"
+        metadata["clocks"] = {participant_name(plan, p): remote.clock(p) for p in remote.events}
+        metadata["not_known"] = {
+            participant_name(plan, p): why for p, why in remote.unknown.items()
+        }
     file.write('{"displayTimeUnit": "ns", "otherData": ')
     json.dump(metadata, file)
     file.write(',\n"traceEvents": [\n')
     separator = ""
-    for event in _all_events(name, slices, members, thread_names, far):
+    for event in _all_events(name, slices, members, thread_names, remote):
         file.write(separator)
         file.write(event)
         separator = ",\n"
@@ -349,7 +351,7 @@ def _all_events(
     slices: Slices,
     members: Sequence[Track],
     thread_names: Mapping[int, str],
-    far: RemoteTrace,
+    remote: RemoteTrace,
 ) -> Iterator[str]:
     plan = slices.plan
     tracks = {s.track: s.participant for s in slices.slices}
@@ -360,7 +362,7 @@ def _all_events(
         processes[member.pid] = member.name if len(shared) == 1 else "inline"
         if member.track is not None:
             tracks[member.pid, member.track] = member.participant
-    shown = {member.pid: far.where(member.participant) for member in members}
+    shown = {member.pid: remote.where(member.participant) for member in members}
     for order, (pid, process) in enumerate(processes.items()):
         yield _metadata("process_name", pid, 0, {"name": process + shown[pid]})
         yield _metadata("process_sort_index", pid, 0, {"sort_index": order})

@@ -411,8 +411,8 @@ class Channels:
             if part in readers:  # else only the executor uses it, as a result
                 route = self._input_route(part)
                 promise = route.promise
-                promised = promise is not None and (promise.static_shape or promise.direct_return)
-                alone = part if promised else None
+                guaranteed = promise is not None and (promise.static_shape or promise.direct_return)
+                alone = part if guaranteed else None
                 bundles.setdefault((readers[part], route, alone), []).append(part)
         deployed = [
             InputBundle(edge, tuple(part.key for part in parts))
@@ -477,12 +477,12 @@ class Channels:
         the others."""
         route = self._choose(value)
         actors = tuple([reader for reader in readers if reader != EXECUTOR])
-        stays = self._flow.nodes[value.task].stays
-        if actors == readers or (stays is None and route.in_frame):
+        by_reference = self._flow.nodes[value.task].by_reference
+        if actors == readers or (by_reference is None and route.in_frame):
             self._deploy([value], writer, readers, label, route)
-        elif stays is not None:
+        elif by_reference is not None:
             there = in_frames("it stays on its actor until it is fetched")
-            self._deploy([value], writer, (EXECUTOR,), label, there, stays)
+            self._deploy([value], writer, (EXECUTOR,), label, there, by_reference)
             self._deploy([value], writer, actors, label, route)
         else:
             plain = for_executor(label, route, alone=not actors)
@@ -504,7 +504,7 @@ class Channels:
         readers: tuple[int, ...],
         label: str,
         route: Route,
-        stays: tuple[str, bool] | None = None,
+        by_reference: tuple[str, bool] | None = None,
     ) -> list[int]:
         """Make the edges on which ``values`` come in one frame, as many as so many readers need."""
         own = route
@@ -516,7 +516,7 @@ class Channels:
             if len(parts) > 1:
                 why = f"{number} of {len(parts)} edges, which have at most {MOST_READERS} readers each"
                 route = replace(own, reason=f"{own.reason}; {why}")
-            edge = self._add(writer, part, label, self._config.depth, route, stays)
+            edge = self._add(writer, part, label, self._config.depth, route, by_reference)
             deployed.append(edge)
             self.edge_of.update({(value, reader): edge for value in values for reader in part})
         return deployed
@@ -528,7 +528,7 @@ class Channels:
         label: str,
         depth: int,
         route: Route,
-        stays: tuple[str, bool] | None = None,
+        by_reference: tuple[str, bool] | None = None,
     ) -> int:
         edge = len(self.edges)
         transport = None
@@ -551,7 +551,7 @@ class Channels:
                 promise,
                 transport,
                 route.streams,
-                stays,
+                by_reference,
             )
         )
         return edge

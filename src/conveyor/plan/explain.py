@@ -120,9 +120,9 @@ def _call(plan: Plan, task: Task, held: Mapping[int, Held]) -> str:
 
 
 def _unused(task: Task, held: Mapping[int, Held]) -> str:
-    kept = {known.value for known in held.values()}
+    used = {known.value for known in held.values()}
     elements = range(task.num_returns or 0)
-    unused = [f"[{i}]" for i in elements if Made(task.id, i) not in kept]
+    unused = [f"[{i}]" for i in elements if Made(task.id, i) not in used]
     return f"({', '.join(unused)} unused)" if unused else ""
 
 
@@ -178,10 +178,10 @@ def _route(edge: Edge, hosts: Mapping[int, str]) -> str:
     there = [f"{host}" for host in others if host != own]
     if not there:
         return f"{edge.route}, depth {edge.depth}: {edge.reason}"
-    near = "; shm to those on its own host" if own in others else ""
+    local = "; shm to those on its own host" if own in others else ""
     out_of_band = f"; its tensors by {edge.route}, {edge.reason}" if edge.out_of_band else ""
-    stays = f"; {edge.reason}" if edge.stays is not None else ""
-    return f"network link, depth {edge.depth}: from {own} to {', '.join(there)}{near}{out_of_band}{stays}"
+    reason = f"; {edge.reason}" if edge.by_reference is not None else ""
+    return f"network link, depth {edge.depth}: from {own} to {', '.join(there)}{local}{out_of_band}{reason}"
 
 
 def _streams(plan: Plan, edge: Edge) -> str:

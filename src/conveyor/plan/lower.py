@@ -41,10 +41,10 @@ def place(graph: Survey, limit: int) -> Mapping[MethodNode, Worker]:
             continue
         kind = task.function.worker
         worker = None
-        for maker in _makers(task):
-            if maker in placed and maker not in taken and placed[maker][0] == kind:
-                worker = placed[maker]
-                taken.add(maker)
+        for producer in _producers(task):
+            if producer in placed and producer not in taken and placed[producer][0] == kind:
+                worker = placed[producer]
+                taken.add(producer)
                 break
         if worker is None:
             own = [w for w in load if w[0] == kind]
@@ -56,14 +56,14 @@ def place(graph: Survey, limit: int) -> Mapping[MethodNode, Worker]:
     return placed
 
 
-def _makers(task: MethodNode) -> list[MethodNode]:
+def _producers(task: MethodNode) -> list[MethodNode]:
     """Find the tasks whose results ``task`` uses."""
-    makers = []
+    producers = []
     for node in upstream_of(task):
         base = node.task if isinstance(node, OutputElementNode) else node
         if isinstance(base, MethodNode):
-            makers.append(base)
-    return makers
+            producers.append(base)
+    return producers
 
 
 def lower(

@@ -275,7 +275,8 @@ class Edge(Struct, frozen=True):
     promise: what holds for its tensors, if anything was said about them.
     transport: what moves them, where it is the graph's own and no registered one.
     streams: where on a device its work is enqueued, see :class:`conveyor.transport.Capabilities`.
-    stays: a transport, and whether as a snapshot, if its values stay on the writer until they are fetched.
+    by_reference: a transport, and whether as a snapshot, if its values stay on the writer until they are
+    fetched.
     """
 
     id: int
@@ -289,7 +290,7 @@ class Edge(Struct, frozen=True):
     promise: Promise | None = None
     transport: Any = None
     streams: str | None = None
-    stays: tuple[str, bool] | None = None
+    by_reference: tuple[str, bool] | None = None
 
 
 class Program(Struct, frozen=True):

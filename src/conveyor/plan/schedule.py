@@ -64,21 +64,21 @@ def prove(
 
     Args:
         given: the events that happen whatever the programs do.
-        name_step: says what a program, by its number, does with its step at a place.
+        name_step: says what a program, by its number, does with its step at a position.
         name_event: says what a step waits for.
 
     Raises:
         GraphError: some wait for each other, or for what never happens; the message says who.
     """
-    places = [0] * len(programs)
+    positions = [0] * len(programs)
     happened = set(given)
     waiting: dict[Event, list[int]] = {}
     ready = list(range(len(programs)))
     while ready:
         program = ready.pop()
         steps = programs[program]
-        while places[program] < len(steps):
-            step = steps[places[program]]
+        while positions[program] < len(steps):
+            step = steps[positions[program]]
             for event in step.enables():
                 happened.add(event)
                 if event in waiting:
@@ -87,9 +87,9 @@ def prove(
             if missing is not None:
                 waiting.setdefault(missing, []).append(program)
                 break
-            places[program] += 1
+            positions[program] += 1
     if waiting:
-        raise GraphError(_why(programs, places, happened, name_step, name_event))
+        raise GraphError(_why(programs, positions, happened, name_step, name_event))
 
 
 def _missing(events: Iterable[Event], happened: set[Event]) -> Event | None:
@@ -102,46 +102,46 @@ def _missing(events: Iterable[Event], happened: set[Event]) -> Event | None:
 
 def _why(
     programs: Sequence[Sequence[Step]],
-    places: Sequence[int],
+    positions: Sequence[int],
     happened: set[Event],
     name_step: Callable[[int, int], str],
     name_event: Callable[[Event], str],
 ) -> str:
-    """Say why the programs are stuck at ``places``."""
+    """Say why the programs are stuck at ``positions``."""
     # A stuck program waits for another stuck one, so following them must come around.
-    program = next(i for i, steps in enumerate(programs) if places[i] < len(steps))
+    program = next(i for i, steps in enumerate(programs) if positions[i] < len(steps))
     trail: dict[
         int, tuple[Event, int]
     ] = {}  # what each waits for, and where the next one enables it
     while program not in trail:
-        missing = _missing(programs[program][places[program]].waits_for(), happened)
+        missing = _missing(programs[program][positions[program]].waits_for(), happened)
         assert missing is not None
-        enabler = _enabler(programs, places, missing)
+        enabler = _enabler(programs, positions, missing)
         if enabler is None:
-            doing = name_step(program, places[program])
+            doing = name_step(program, positions[program])
             return f"{doing} waits for {name_event(missing)}, which nothing makes"
         trail[program] = missing, enabler[1]
         program = enabler[0]
     cycle = list(trail)[list(trail).index(program) :]
     clauses = []
-    for member, maker in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
-        missing, place = trail[member]
-        clause = f"{name_step(member, places[member])} waits for {name_event(missing)}"
-        first = name_step(maker, places[maker])
-        if name_step(maker, place) != first:
+    for member, producer in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+        missing, position = trail[member]
+        clause = f"{name_step(member, positions[member])} waits for {name_event(missing)}"
+        first = name_step(producer, positions[producer])
+        if name_step(producer, position) != first:
             clause += f", which its actor makes after {first}"
         clauses.append(clause)
     return f"no order of the graph's tasks is possible: {'; '.join(clauses)}"
 
 
 def _enabler(
-    programs: Sequence[Sequence[Step]], places: Sequence[int], event: Event
+    programs: Sequence[Sequence[Step]], positions: Sequence[int], event: Event
 ) -> tuple[int, int] | None:
-    """Find the program that would still enable ``event``, and at which place."""
+    """Find the program that would still enable ``event``, and at which position."""
     for program, steps in enumerate(programs):
-        for place in range(places[program], len(steps)):
-            if event in steps[place].enables():
-                return program, place
+        for position in range(positions[program], len(steps)):
+            if event in steps[position].enables():
+                return program, position
     return None
 
 
@@ -174,27 +174,27 @@ def place_tries(
     out_of_band = {edge.id for edge in edges if edge.out_of_band}
     if not out_of_band:
         return tuple(programs)
-    turn = {task: place for place, task in enumerate(order)}
-    maker = {
-        send.edge: turn[part.call.task]
+    order_of = {task: position for position, task in enumerate(order)}
+    producer = {
+        send.edge: order_of[part.call.task]
         for program in programs
         for part in stages(program)
         for send in part.sends
     }
     tried = out_of_band if on else set()
-    return tuple([_placed(program, tried, maker, turn) for program in programs])
+    return tuple([_placed(program, tried, producer, order_of) for program in programs])
 
 
 def _placed(
-    program: Program, tried: set[int], maker: Mapping[int, int], turn: Mapping[int, int]
+    program: Program, tried: set[int], producer: Mapping[int, int], order_of: Mapping[int, int]
 ) -> Program:
     parts = stages(program)
-    call_lock = [turn[part.call.task] for part in parts]
+    calls = [order_of[part.call.task] for part in parts]
     tries: list[list[int]] = [[] for _ in parts]
-    for place, part in enumerate(parts):
+    for position, part in enumerate(parts):
         for edge in sorted(step.edge for step in part.receives if step.edge in tried):
-            first = next(i for i, at in enumerate(call_lock) if at > maker[edge])
-            if first < place:
+            first = next(i for i, at in enumerate(calls) if at > producer[edge])
+            if first < position:
                 tries[first].append(edge)
     steps: list[Step] = []
     for part, edges in zip(parts, tries, strict=True):
@@ -431,9 +431,9 @@ def prove_programs(
     """
     inputs: list[Event] = [("frame", edge.id) for edge in edges if edge.writer == EXECUTOR]
 
-    def name_step(program: int, place: int) -> str:
-        """Name the task on whose behalf a program has the step at ``place``."""
-        task = task_of_each_step(programs[program])[place]
+    def name_step(program: int, position: int) -> str:
+        """Name the task on whose behalf a program has the step at ``position``."""
+        task = task_of_each_step(programs[program])[position]
         return f"actor {program}" if task is None else tasks[task].label
 
     def name_event(event: Event) -> str:

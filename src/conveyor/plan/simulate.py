@@ -142,7 +142,7 @@ def follow(
         run.woken.clear()
         doubting = [] if ready else [actor for actor in actors if actor.doubt is not None]
         if doubting:
-            ready.append(run.settle(doubting))
+            ready.append(run.expire_first(doubting))
     assert not run.waiting, "a Plan that was not proved"
     for actor in actors:
         actor.tail(max(run.completed))
@@ -167,7 +167,7 @@ class _Run:
         self.results = tuple(dict.fromkeys((*plan.outputs, *plan.effects)))
         self._missing: dict[int, int] = {}  # by execution, results that have not come
 
-    def settle(self, doubting: list[_Actor]) -> _Actor:
+    def expire_first(self, doubting: list[_Actor]) -> _Actor:
         """Tell the actor with the earliest limit that its frame has not come by then, and return the
         actor."""
         first = min(doubting, key=_Actor.doubts_until)
@@ -252,10 +252,10 @@ class _Executor(_Process):
         while len(self.submitted) < self.executions:
             n = len(self.submitted)
             if n >= self.depth:
-                room = run.happened.get(("complete", -1, n - self.depth))
-                if room is None:
+                completed = run.happened.get(("complete", -1, n - self.depth))
+                if completed is None:
                     return "complete", -1, n - self.depth
-                self.wait(room[0], "room", room[1], "room", -1, n)
+                self.wait(completed[0], "room", completed[1], "room", -1, n)
             if self.pace is not None:
                 self.wait(n * self.pace, "pace", self.after, "its time", -1, n)
             self.submitted.append(self.now)

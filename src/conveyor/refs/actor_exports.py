@@ -80,18 +80,18 @@ class ActorExports(Imports):
         # Own refs that others may wait for, until the driver has their outcome or forgets them.
         self._needed: dict[ExportId, Ref] = {}
         # Outcomes of own refs that are kept as long as anybody has them; until the driver forgets them.
-        self._kept: dict[ExportId, Outcome] = {}
+        self._stored: dict[ExportId, Outcome] = {}
         # Connection over which the driver hears the outcome of each own ref.
-        self._told: WeakKeys[Ref, Connection] = WeakKeys()
+        self._announced: WeakKeys[Ref, Connection] = WeakKeys()
         #: Above all that the driver gives out, and other than those of any process before this one.
-        self._tickets = itertools.count((1 << 62) + int.from_bytes(os.urandom(7), "little"))
-        # Tickets of pickles that are not finished, with the connection over which the driver is told.
+        self._borrow_ids = itertools.count((1 << 62) + int.from_bytes(os.urandom(7), "little"))
+        # Borrows of pickles that are not finished, with the connection over which the driver is told.
         self._unconfirmed: dict[int, Connection] = {}
         self._refused: dict[int, RuntimeStateError] = {}
         # Answers of the driver, by the number of the request.
         self._confirmed: dict[int, list[Confirmed]] = {}
         self._requests = itertools.count(1)
-        # Tickets that the driver has not been told of yet: what cannot be told goes over the next connection.
+        # Borrows that the driver has not been told of yet: what cannot be told goes over the next connection.
         self._to_give_up: deque[tuple[list[tuple[ExportId, int]], tuple[Reader, ...] | None]] = (
             deque()
         )
@@ -101,23 +101,23 @@ class ActorExports(Imports):
         with self.lock:
             export = self.identify(ref)
             # What was told over a connection that has ended is forgotten with it.
-            untold = not isinstance(ref, ImportedRef) and self._told.get(ref) is not connection
+            untold = not isinstance(ref, ImportedRef) and self._announced.get(ref) is not connection
             if untold:
-                self._wills[ref] = connection.will(partial(self._tell_dropped, export))
+                self._finalizers[ref] = connection.finalizer(partial(self._tell_dropped, export))
                 self._needed[export] = ref
-        ticket = next(self._tickets)
+        borrow_id = next(self._borrow_ids)
         try:
-            self._unconfirmed[ticket] = connection
-            connection.send(Export(export, ticket, tuple(readers)))
+            self._unconfirmed[borrow_id] = connection
+            connection.send(Export(export, borrow_id, tuple(readers)))
             if untold:
                 self._watcher().watch(
                     ref, lambda: threads.start_or_run(self._tell, "export", export)
                 )
                 with self.lock:
-                    self._told[ref] = connection
-            return export, ticket
-        except BaseException:  # of a signal handler, say: nobody knows the ticket
-            self.give_up([(export, ticket)], readers)
+                    self._announced[ref] = connection
+            return export, borrow_id
+        except BaseException:  # of a signal handler, say: nobody knows the borrow
+            self.give_up([(export, borrow_id)], readers)
             raise
 
     def _tell(self, export: ExportId) -> None:
@@ -128,19 +128,19 @@ class ActorExports(Imports):
         if self._is_remote():
             outcome = outcome.whole()
         if outcome.snapshot.keeps:
-            self._kept[export] = outcome  # before the driver can forget it
+            self._stored[export] = outcome  # before the driver can forget it
         outcome.send(self._open(), Made, export)
 
-    def load(self, export: ExportId, ticket: int) -> Ref:
+    def load(self, export: ExportId, borrow_id: int) -> Ref:
         connection = self._open()
         with self.lock:
             ref = self.known(export)
             # In one go: messages about one export leave in the order of what happens to it.
             if ref is not None:
-                connection.send(Load(export, ticket, True))
+                connection.send(Load(export, borrow_id, True))
                 return ref
             ref = self.copy(export)
-            connection.send(Load(export, ticket, False))
+            connection.send(Load(export, borrow_id, False))
             return ref
 
     def see_out(self) -> None:
@@ -162,10 +162,10 @@ class ActorExports(Imports):
             lambda: "it takes no messages",
         )
 
-    def will(self, export: ExportId) -> _core.Will:
+    def finalizer(self, export: ExportId) -> _core.Finalizer:
         connection = self._connection
         assert connection is not None  # over which it has come, or is about to be told of
-        return connection.will(partial(self._tell_dropped, export))
+        return connection.finalizer(partial(self._tell_dropped, export))
 
     def _tell_dropped(self, export: ExportId) -> None:
         with self.lock:
@@ -173,15 +173,15 @@ class ActorExports(Imports):
                 self._connection.send(Drop(export))
 
     def give_up(
-        self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
+        self, borrows: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
     ) -> None:
-        if not tickets:
+        if not borrows:
             return
-        for _, ticket in tickets:
-            self._unconfirmed.pop(ticket, None)
-            self._refused.pop(ticket, None)
+        for _, borrow_id in borrows:
+            self._unconfirmed.pop(borrow_id, None)
+            self._refused.pop(borrow_id, None)
         # First: a connection that ends meanwhile does not take it along.
-        self._to_give_up.append((tickets, None if readers is None else tuple(readers)))
+        self._to_give_up.append((borrows, None if readers is None else tuple(readers)))
         connection = self._connection
         if connection is not None and not connection.ended:
             connection.soon(lambda: self._say_given_up(connection))
@@ -197,22 +197,24 @@ class ActorExports(Imports):
     def _say_given_up(self, connection: Connection) -> None:
         with suppress(IndexError):  # all of it has been said
             while not connection.ended:
-                tickets, readers = self._to_give_up.popleft()
-                for _, ticket in tickets:
-                    connection.send(GiveUp(ticket, readers))
+                borrows, readers = self._to_give_up.popleft()
+                for _, borrow_id in borrows:
+                    connection.send(GiveUp(borrow_id, readers))
 
-    def confirm(self, tickets: Sequence[int]) -> None:
-        over = {connection for t in tickets if (connection := self._unconfirmed.get(t)) is not None}
+    def confirm(self, borrow_ids: Sequence[int]) -> None:
+        over = {
+            connection for t in borrow_ids if (connection := self._unconfirmed.get(t)) is not None
+        }
         try:
             for connection in over:
                 self._wait_until_noted(connection)
-            for ticket in tickets:
-                if ticket in self._refused:
-                    raise self._refused[ticket]
+            for borrow_id in borrow_ids:
+                if borrow_id in self._refused:
+                    raise self._refused[borrow_id]
         finally:
-            for ticket in tickets:
-                self._unconfirmed.pop(ticket, None)
-                self._refused.pop(ticket, None)
+            for borrow_id in borrow_ids:
+                self._unconfirmed.pop(borrow_id, None)
+                self._refused.pop(borrow_id, None)
 
     def _wait_until_noted(self, connection: Connection) -> None:
         """Wait until the driver has noted all that was said over ``connection``."""
@@ -232,7 +234,7 @@ class ActorExports(Imports):
         if not answers:
             raise RuntimeStateError(f"a ref cannot be pickled: {_gone(connection)}")
 
-    def settle(self, question: int, writers: Sequence[Reader], cleanup: Cleanup) -> None:
+    def drain(self, question: int, writers: Sequence[Reader], cleanup: Cleanup) -> None:
         """Have the driver told when nothing is left here of the frames that these dead processes have sent.
         Reports of refs that were loaded from them go ahead of that."""
         connection = self._open()
@@ -271,8 +273,8 @@ class ActorExports(Imports):
         self.handlers[type(message)](self, message, fds)
 
     def _on_refused(self, message: Refused, _fds: list[int]) -> None:
-        if message.ticket in self._unconfirmed:
-            self._refused[message.ticket] = message.error
+        if message.borrow_id in self._unconfirmed:
+            self._refused[message.borrow_id] = message.error
 
     def _on_confirmed(self, message: Confirmed, _fds: list[int]) -> None:
         answers = self._confirmed.get(message.number)
@@ -282,14 +284,14 @@ class ActorExports(Imports):
 
     def _forget(self, message: Forget, _fds: list[int]) -> None:
         self._needed.pop(message.export, None)
-        self._kept.pop(message.export, None)
+        self._stored.pop(message.export, None)
 
     def _whom(self, message: Whom, _fds: list[int]) -> None:
         requested = message.export, message.question, message.asker
         tell_of(self._needed.get(message.export), lambda said: self._send(Tell(*requested, said)))
 
     def _answer(self, message: Answer, _fds: list[int]) -> None:
-        self.told(message.export, message.question, message.blockers)
+        self.answered(message.export, message.question, message.blockers)
 
     def _outcome(self, message: Arrived, fds: list[int]) -> None:
         self.arrived(message.export, Outcome.received(message, fds))

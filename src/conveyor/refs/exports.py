@@ -4,8 +4,8 @@ The driver is the rendezvous. It has an entry for every ref that was pickled, wh
 and the entry gets the outcome when it is there. An entry is kept as long as anybody may ask for it:
 
 - a process that holds the ref, or a copy that it has loaded (one count for each process);
-- a pickle that was made and not loaded yet (a *ticket*; at most `MAX_TICKETS`, the oldest are
-  forgotten), so that a ref may be garbage at its maker before it arrives. It ends when each of the
+- a pickle that was made and not loaded yet (a *borrow*; at most `MAX_PENDING_BORROWS`, the oldest are
+  forgotten), so that a ref may be garbage at its owner before it arrives. It ends when each of the
   processes that it was made for has loaded it, has given it up, or is dead; where they are not known,
   with the first load;
 - an outcome that refers to it.
@@ -65,21 +65,21 @@ if TYPE_CHECKING:
 #: nothing left of what these have sent.
 AskReader: TypeAlias = Callable[[Reader, int, tuple[Reader, ...]], object]
 
-#: Whether something that ``maker``, which is dead and was on that host (0: the driver's), has sent may still
-#: be on its way to that reader's host. Where it may, :meth:`Orphans.look` is called when that has changed.
+#: Whether something that ``sender``, which is dead and was on that node (0: the driver's), has sent may still
+#: be on its way to that reader's node. Where it may, :meth:`Orphans.look` is called when that has changed.
 Arrives: TypeAlias = Callable[[int, Reader, Reader], bool]
 
 
 class Orphans:
-    """Tickets of dead makers, at the rendezvous: their pickles may never have come to their readers."""
+    """Borrows of dead senders, at the rendezvous: their pickles may never have come to their readers."""
 
     def __init__(
-        self, tickets: Tickets, lock: threading.RLock, gone: Callable[[int, int], bool]
+        self, borrows: PendingBorrows, lock: threading.RLock, gone: Callable[[int, int], bool]
     ) -> None:
-        """``lock``: of all that has to do with the tickets. ``gone(*process)``: whether one is dead."""
-        self._tickets, self._lock, self._gone = tickets, lock, gone
+        """``lock``: of all that has to do with the borrows. ``gone(*process)``: whether one is dead."""
+        self._borrows, self._lock, self._gone = borrows, lock, gone
         self._ask: AskReader | None = None
-        self._arrives: Arrives = lambda _host, _maker, _reader: True
+        self._arrives: Arrives = lambda _node, _sender, _reader: True
         self._questions: dict[int, tuple[Reader, set[int]]] = {}
         self._numbers = itertools.count(1)
 
@@ -93,38 +93,40 @@ class Orphans:
             return
         with self._lock:
             found = self._new()
-        for reader, (number, makers) in found.items():
-            self._ask(reader, number, tuple(makers))
+        for reader, (number, senders) in found.items():
+            self._ask(reader, number, tuple(senders))
 
     def _new(self) -> dict[Reader, tuple[int, set[Reader]]]:
         requested = {(reader, one) for reader, ones in self._questions.values() for one in ones}
-        tickets: dict[Reader, set[int]] = {}
-        makers: dict[Reader, set[Reader]] = {}
-        for ticket, maker, readers in self._tickets.made_by_actors():
-            if not (maker.ended and self._gone(*maker.reader)):
+        borrow_ids: dict[Reader, set[int]] = {}
+        senders: dict[Reader, set[Reader]] = {}
+        for borrow_id, sender, readers in self._borrows.made_by_actors():
+            if not (sender.ended and self._gone(*sender.reader)):
                 continue
-            host = 0 if maker.node is None else maker.node.number
+            node_number = 0 if sender.node is None else sender.node.number
             for reader in readers:
-                if (reader, ticket) in requested or self._arrives(host, maker.reader, reader):
+                if (reader, borrow_id) in requested or self._arrives(
+                    node_number, sender.reader, reader
+                ):
                     continue
-                tickets.setdefault(reader, set()).add(ticket)
-                makers.setdefault(reader, set()).add(maker.reader)
+                borrow_ids.setdefault(reader, set()).add(borrow_id)
+                senders.setdefault(reader, set()).add(sender.reader)
         found = {}
-        for reader, these in tickets.items():
+        for reader, these in borrow_ids.items():
             number = next(self._numbers)
             self._questions[number] = reader, these
-            found[reader] = number, makers[reader]
+            found[reader] = number, senders[reader]
         return found
 
-    def settle(self, question: int, reader: Reader) -> None:
-        """Use up the tickets of a question that is answered: nobody comes with them."""
+    def answered(self, question: int, reader: Reader) -> None:
+        """Use up the borrows of a question that is answered: nobody comes with them."""
         with self._lock:
-            requested, tickets = self._questions.get(question, (None, ()))
+            requested, borrow_ids = self._questions.get(question, (None, ()))
             if requested != reader:
                 return
             del self._questions[question]
-            for ticket in tickets:
-                self._tickets.use(ticket, (reader,))
+            for borrow_id in borrow_ids:
+                self._borrows.use(borrow_id, (reader,))
 
     def reader_ended(self, reader: Reader) -> None:
         """Forget the questions to a dead reader, which answers nothing. Called with the lock."""
@@ -133,24 +135,24 @@ class Orphans:
 
 
 #: Pickles of refs that nobody has loaded yet and whose results are kept.
-MAX_TICKETS = 10_000
+MAX_PENDING_BORROWS = 10_000
 
 
-class Tickets:
-    """Collection of all tickets. The owner holds a lock while anything is called here."""
+class PendingBorrows:
+    """Collection of all borrows. The owner holds a lock while anything is called here."""
 
     def __init__(
         self, gone: Callable[[int, int], bool], on_used: Callable[[ExportId, int], object]
     ) -> None:
-        """``gone(*reader)``: whether one is dead. ``on_used(export, ticket)``: nobody comes with it any
+        """``gone(*reader)``: whether one is dead. ``on_used(export, borrow_id)``: nobody comes with it any
         more."""
         self._gone = gone
         self._on_used = on_used
         self._exports: OrderedDict[int, ExportId] = OrderedDict()
-        # Readers that may still come with a ticket, for tickets whose readers are known.
+        # Readers that may still come with a borrow, for borrows whose readers are known.
         self._readers: dict[int, set[Reader]] = {}
-        # Process that made the pickle of each ticket, if an actor has made it.
-        self._makers: dict[int, Peer] = {}
+        # Process that made the pickle of each borrow, if an actor has made it.
+        self._senders: dict[int, Peer] = {}
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
@@ -164,53 +166,53 @@ class Tickets:
         export: ExportId,
         readers: Sequence[Reader],
         noted: set[int],
-        maker: Peer | None = None,
+        sender: Peer | None = None,
         number: int = 0,
     ) -> int:
-        """Create a ticket for these readers (empty: one unknown reader). It is one of ``noted`` first.
-        ``maker``: the actor that makes the pickle, which has given it that ``number``."""
-        ticket = number or next(self._numbers)
-        self._exports[ticket] = export
-        noted.add(ticket)
+        """Create a borrow for these readers (empty: one unknown reader). It is one of ``noted`` first.
+        ``sender``: the actor that makes the pickle, which has given it that ``number``."""
+        borrow_id = number or next(self._numbers)
+        self._exports[borrow_id] = export
+        noted.add(borrow_id)
         if readers:
-            self._readers[ticket] = set(readers)
-            if maker is not None:
-                self._makers[ticket] = maker
+            self._readers[borrow_id] = set(readers)
+            if sender is not None:
+                self._senders[borrow_id] = sender
             # Of a death before this, ``reader_ended`` was told too early; a later one waits for the lock.
-            self.use(ticket, [reader for reader in readers if self._gone(*reader)])
-        while len(self._exports) > MAX_TICKETS:
+            self.use(borrow_id, [reader for reader in readers if self._gone(*reader)])
+        while len(self._exports) > MAX_PENDING_BORROWS:
             self._end(next(iter(self._exports)))
-        return ticket
+        return borrow_id
 
     def made_by_actors(self) -> Iterator[tuple[int, Peer, set[Reader]]]:
-        """Iterate over the tickets of actors with known readers: number, maker, and readers that may still
+        """Iterate over the borrows of actors with known readers: number, sender, and readers that may still
         come."""
-        for ticket, maker in self._makers.items():
-            yield ticket, maker, self._readers[ticket]
+        for borrow_id, sender in self._senders.items():
+            yield borrow_id, sender, self._readers[borrow_id]
 
     def reader_ended(self, reader: Reader) -> None:
-        """Use up the tickets of a reader that is dead, for everybody."""
-        for ticket in list(self._readers):
-            if reader in self._readers.get(ticket, ()):
-                self.use(ticket, (reader,))
+        """Use up the borrows of a reader that is dead, for everybody."""
+        for borrow_id in list(self._readers):
+            if reader in self._readers.get(borrow_id, ()):
+                self.use(borrow_id, (reader,))
 
-    def use(self, ticket: int, readers: Iterable[Reader]) -> None:
+    def use(self, borrow_id: int, readers: Iterable[Reader]) -> None:
         """Note that these readers have loaded the pickle, or will not. It may be called for the same reader
         again, for another reason. The same goes for a reader that the pickle was not made for, and that has
         got it from another reader."""
-        awaited = self._readers.get(ticket)
+        awaited = self._readers.get(borrow_id)
         if awaited is not None:
             awaited.difference_update(readers)
             if awaited:
                 return
-        self._end(ticket)
+        self._end(borrow_id)
 
-    def _end(self, ticket: int) -> None:
-        self._readers.pop(ticket, None)
-        self._makers.pop(ticket, None)
-        export = self._exports.pop(ticket, None)
+    def _end(self, borrow_id: int) -> None:
+        self._readers.pop(borrow_id, None)
+        self._senders.pop(borrow_id, None)
+        export = self._exports.pop(borrow_id, None)
         if export is not None:
-            self._on_used(export, ticket)
+            self._on_used(export, borrow_id)
 
 
 class Peer:
@@ -226,7 +228,7 @@ class Peer:
         node: Node | None = None,
     ) -> None:
         """``number``: the actor's; ``reader``: its process that has connected. ``death(why)``: what has
-        become of the actor; ``why`` says it if the connection has broken here. ``node``: its host, where
+        become of the actor; ``why`` says it if the connection has broken here. ``node``: its node, where
         that is another one."""
         self.number = number
         self.reader = reader
@@ -240,7 +242,7 @@ class Peer:
     def push(self, export: ExportId, outcome: Outcome) -> None:
         if self.node is None:
             outcome.send(self.connection, Arrived, export)
-        elif not outcome.stays_remote:  # it is fetched, which may take long
+        elif not outcome.usable_remotely:  # it is fetched, which may take long
             try:
                 threads.start(self._push_whole, "export", export, outcome)
             except SystemLimitError:
@@ -262,21 +264,21 @@ class Peer:
 
     def _export(self, message: Export, _fds: list[int]) -> None:
         try:
-            self._exports.peer_exports(self, message.export, message.ticket, message.readers)
+            self._exports.peer_exports(self, message.export, message.borrow_id, message.readers)
         except RuntimeStateError as error:
-            self.connection.send(Refused(message.ticket, error))
+            self.connection.send(Refused(message.borrow_id, error))
 
     def _confirm(self, message: Confirm, _fds: list[int]) -> None:
         self.connection.send(Confirmed(message.number))
 
     def _load(self, message: Load, _fds: list[int]) -> None:
-        self._exports.peer_loads(self, message.export, message.ticket, message.original)
+        self._exports.peer_loads(self, message.export, message.borrow_id, message.original)
 
     def _drop(self, message: Drop, _fds: list[int]) -> None:
         self._exports.peer_drops(self, message.export)
 
     def _give_up(self, message: GiveUp, _fds: list[int]) -> None:
-        self._exports.peer_gives_up(self, message.ticket, message.readers)
+        self._exports.peer_gives_up(self, message.borrow_id, message.readers)
 
     def _ask(self, message: Ask, _fds: list[int]) -> None:
         self._exports.peer_asks(self, message.export, message.question)
@@ -286,10 +288,10 @@ class Peer:
         self._exports.peer_answers(*requested, message.blockers)
 
     def _made(self, message: Made, fds: list[int]) -> None:
-        self._exports.settled(message.export, Outcome.received(message, fds))
+        self._exports.resolved(message.export, Outcome.received(message, fds))
 
     def _dry(self, message: Dry, _fds: list[int]) -> None:
-        self._exports.orphans.settle(message.question, self.reader)
+        self._exports.orphans.answered(message.question, self.reader)
 
     def _on_end(self) -> None:
         self.ended = True
@@ -312,14 +314,14 @@ class Peer:
 class Exported:
     """Entry of one exported ref."""
 
-    __slots__ = ("holders", "outcome", "owner", "ref", "subscribers", "tickets", "watched")
+    __slots__ = ("borrow_ids", "holders", "outcome", "owner", "ref", "subscribers", "watched")
 
     def __init__(self, owner: Peer | None, ref: Ref | None) -> None:
         self.owner = owner
         self.ref = ref  # the original, if it is the driver's, until the outcome is here
         self.outcome: Outcome | None = None
         self.holders: set[Peer | None] = set()  # None: the driver
-        self.tickets: set[int] = set()
+        self.borrow_ids: set[int] = set()
         self.subscribers: list[Peer] = []
         self.watched = False
 
@@ -347,9 +349,9 @@ class Exports(Imports):
         self._cleanup = cleanup
         self._given_up: deque[tuple[int, Sequence[Reader]]] = deque()
         self._entries: dict[ExportId, Exported] = {}
-        self._tickets = Tickets(gone, self._used)
-        #: Tickets of pickles that may never have come to their readers.
-        self.orphans = Orphans(self._tickets, self.lock, gone)
+        self._borrows = PendingBorrows(gone, self._used)
+        #: Borrows of pickles that may never have come to their readers.
+        self.orphans = Orphans(self._borrows, self.lock, gone)
         # Functions that are told the answers to questions, by the number of the actor that has asked.
         self._askers: dict[int, _Tell] = {}
         self._closed = False
@@ -360,19 +362,19 @@ class Exports(Imports):
             export = self.identify(ref)
             if export not in self._entries:
                 self._entries[export] = Exported(None, ref)
-            return export, self._tickets.add(export, readers, self._entries[export].tickets)
+            return export, self._borrows.add(export, readers, self._entries[export].borrow_ids)
 
-    def confirm(self, tickets: Sequence[int]) -> None:
+    def confirm(self, borrow_ids: Sequence[int]) -> None:
         """Return at once: the driver pickles here, and has noted them itself."""
 
     def give_up(
-        self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
+        self, borrows: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
     ) -> None:
         whose = (self._me,) if readers is None else readers
-        self._given_up.extend((ticket, whose) for _, ticket in tickets)
+        self._given_up.extend((borrow_id, whose) for _, borrow_id in borrows)
         self._cleanup.soon(self.tidy)
 
-    def load(self, export: ExportId, ticket: int) -> Ref:
+    def load(self, export: ExportId, borrow_id: int) -> Ref:
         self.tidy()
         with self.lock:
             ref = self.known(export)
@@ -386,14 +388,14 @@ class Exports(Imports):
                 ref._node_message = entry.outcome
                 if entry.outcome is None:
                     self._watch(export, entry)
-            self._tickets.use(ticket, (self._me,))
+            self._borrows.use(borrow_id, (self._me,))
             return ref
 
     def see_out(self) -> None:
         """Return at once: the process that loads here is the driver."""
 
-    def will(self, export: ExportId) -> _core.Will:
-        return self._cleanup.will(partial(self._dropped, export))
+    def finalizer(self, export: ExportId) -> _core.Finalizer:
+        return self._cleanup.finalizer(partial(self._dropped, export))
 
     def _dropped(self, export: ExportId) -> None:
         with self.lock:
@@ -401,24 +403,24 @@ class Exports(Imports):
                 self._let_go(export, None)
 
     def tidy(self) -> None:
-        """Take back the tickets that have been given up."""
+        """Take back the borrows that have been given up."""
         while self._given_up:
             with self.lock, suppress(IndexError):
-                self._tickets.use(*self._given_up.popleft())
+                self._borrows.use(*self._given_up.popleft())
 
-    # Tickets
+    # Borrows
 
     def actor_ended(self, reader: Reader) -> None:
         """Note that a process of an actor is dead, for everybody: ``gone`` says so already."""
         with self.lock:
-            self._tickets.reader_ended(reader)
+            self._borrows.reader_ended(reader)
             self.orphans.reader_ended(reader)
         self.orphans.look()
 
-    def _used(self, export: ExportId, ticket: int) -> None:
+    def _used(self, export: ExportId, borrow_id: int) -> None:
         entry = self._entries.get(export)
         if entry is not None:
-            entry.tickets.discard(ticket)
+            entry.borrow_ids.discard(borrow_id)
             self._release(export, entry)
 
     # Keeping
@@ -441,7 +443,7 @@ class Exports(Imports):
             left.node.let_go(entry.outcome.snapshot.fd)
 
     def _release(self, export: ExportId, entry: Exported) -> None:
-        if entry.holders or entry.tickets:
+        if entry.holders or entry.borrow_ids:
             return
         del self._entries[export]
         if entry.owner is not None:
@@ -452,7 +454,7 @@ class Exports(Imports):
         if entry.outcome is None and entry.ref is not None:
             outcome = Outcome.at_hand(entry.ref)
             if outcome is not None:
-                self.settled(export, outcome)
+                self.resolved(export, outcome)
 
     def _watch(self, export: ExportId, entry: Exported) -> None:
         ref = entry.ref
@@ -470,15 +472,15 @@ class Exports(Imports):
                 return
         outcome = Outcome.at_hand(ref)
         if outcome is not None:
-            self.settled(export, outcome)
+            self.resolved(export, outcome)
             return
         # Not here: encoding it may take long, and the watcher has others to serve.
-        threads.start_or_run(self._settle, "export", export, ref)
+        threads.start_or_run(self._resolve, "export", export, ref)
 
-    def _settle(self, export: ExportId, ref: Ref) -> None:
-        self.settled(export, Outcome.of(ref))
+    def _resolve(self, export: ExportId, ref: Ref) -> None:
+        self.resolved(export, Outcome.of(ref))
 
-    def settled(self, export: ExportId, outcome: Outcome) -> None:
+    def resolved(self, export: ExportId, outcome: Outcome) -> None:
         """Note that the outcome of an exported ref has come."""
         with self.lock:
             entry = self._entries.get(export)
@@ -499,10 +501,10 @@ class Exports(Imports):
     # Actors
 
     def peer_exports(
-        self, peer: Peer, export: ExportId, ticket: int, readers: Sequence[Reader]
+        self, peer: Peer, export: ExportId, borrow_id: int, readers: Sequence[Reader]
     ) -> None:
-        """Export a ref that an actor pickles: one of its own, or a copy that it holds. ``ticket``: a number
-        that no other pickle of the session has."""
+        """Export a ref that an actor pickles: one of its own, or a copy that it holds. ``borrow_id``: a
+        number that no other pickle of the session has."""
         with self.lock:
             if export not in self._entries:
                 original = self._originals.get(export)
@@ -511,18 +513,18 @@ class Exports(Imports):
                 self._entries[export] = Exported(None if original is not None else peer, original)
             if export[0] == peer.number:
                 self._entries[export].holders.add(peer)
-            noted = self._entries[export].tickets
-            self._tickets.add(export, readers, noted, peer, ticket)
+            noted = self._entries[export].borrow_ids
+            self._borrows.add(export, readers, noted, peer, borrow_id)
 
-    def peer_gives_up(self, peer: Peer, ticket: int, readers: Sequence[Reader] | None) -> None:
+    def peer_gives_up(self, peer: Peer, borrow_id: int, readers: Sequence[Reader] | None) -> None:
         with self.lock:
-            self._tickets.use(ticket, (peer.reader,) if readers is None else readers)
+            self._borrows.use(borrow_id, (peer.reader,) if readers is None else readers)
 
-    def peer_loads(self, peer: Peer, export: ExportId, ticket: int, original: bool) -> None:
+    def peer_loads(self, peer: Peer, export: ExportId, borrow_id: int, original: bool) -> None:
         with self.lock:
             if not original and not self._subscribe(peer, export):
                 return
-            self._tickets.use(ticket, (peer.reader,))
+            self._borrows.use(borrow_id, (peer.reader,))
 
     def _subscribe(self, peer: Peer, export: ExportId) -> bool:
         """Have ``peer``, which has a copy from now on, told the outcome. Returns whether the outcome is
@@ -557,7 +559,7 @@ class Exports(Imports):
         self._pass_on(export, question, peer.number, peer.answer)
 
     def ask(self, export: ExportId, question: int) -> None:
-        self._pass_on(export, question, self._process, self.told)
+        self._pass_on(export, question, self._process, self.answered)
 
     def _pass_on(self, export: ExportId, question: int, asker: int, tell: _Tell) -> None:
         """Pass a question of ``asker`` on to the process that has made the ref."""
@@ -586,7 +588,7 @@ class Exports(Imports):
         for export, entry in mine:
             if entry.owner is peer and entry.outcome is None:
                 failed = failed or Outcome.failed(death())
-                self.settled(export, failed)
+                self.resolved(export, failed)
             self.peer_drops(peer, export)
         self.orphans.look()
 
@@ -597,6 +599,6 @@ class Exports(Imports):
         self.all_fail(error)
 
     @property
-    def kept(self) -> int:
+    def entry_count(self) -> int:
         """Number of entries."""
         return len(self._entries)

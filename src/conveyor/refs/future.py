@@ -33,10 +33,10 @@ class RefFuture(Future[Any]):
     def __init__(self, ref: Ref[Any]) -> None:
         super().__init__()
         self._ref: Ref[Any] | None = ref
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._value: Any = EMPTY
         self._failure: BaseException | None = None
-        self._told = False
+        self._notified = False
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the result like ``get``; raises ``concurrent.futures.TimeoutError`` when the time is
@@ -61,7 +61,7 @@ class RefFuture(Future[Any]):
         ref = self._ref
         if self.done() or ref is None or not ref.cancel():
             return self.cancelled()
-        with self._turn:
+        with self._lock:
             if self._is_open():
                 part = ref.parts()[0]
                 self._failure = cancelled_error(part._source.describe(part))
@@ -70,7 +70,7 @@ class RefFuture(Future[Any]):
 
     def finish(self) -> None:
         """Take the result of the ref, which is done or will never be."""
-        with self._turn:
+        with self._lock:
             if self._is_open():
                 assert self._ref is not None
                 try:
@@ -87,7 +87,7 @@ class RefFuture(Future[Any]):
         if self.done() or ref is None:
             return
         try:
-            ref._settled(-1 if timeout is None else timeout)
+            ref._resolved(-1 if timeout is None else timeout)
         except WaitTimeoutError as error:
             if isinstance(error, FutureTimeoutError):
                 raise
@@ -95,10 +95,10 @@ class RefFuture(Future[Any]):
         self.finish()
 
     def _tell(self) -> None:
-        with self._turn:
-            if self._told:
+        with self._lock:
+            if self._notified:
                 return
-            self._told = True
+            self._notified = True
             self._ref = None  # its value is here
         if self._failure is None:
             self.set_result(self._value)

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any, ClassVar
 
 from conveyor import _core
-from conveyor.codec import Reader, SentDefinitions, claims, decode_error, encode_error
+from conveyor.codec import Reader, SentDefinitions, borrows, decode_error, encode_error
 from conveyor.exceptions import OutOfMemoryError, RuntimeStateError, SerializationError
-from conveyor.refs.ref import EMPTY, Holding, Ref, blockers_of, stays_remote
+from conveyor.refs.ref import EMPTY, DeferredValue, Ref, blockers_of, usable_remotely
 from conveyor.runtime import context
 from conveyor.runtime.messages import SHARE_FROM, Connection, Message, received
 from conveyor.runtime.wait_graph import Again, Blockers, tell_another
@@ -31,11 +31,11 @@ class ToRendezvous(Message, frozen=True):
 
 
 class Export(ToRendezvous, frozen=True):
-    """Notice that a ref has been pickled for ``readers``, with that ticket. Answered by :class:`Refused`, if
+    """Notice that a ref has been pickled for ``readers``, with that borrow. Answered by :class:`Refused`, if
     at all."""
 
     export: ExportId
-    ticket: int
+    borrow_id: int
     readers: tuple[Reader, ...]
 
 
@@ -49,7 +49,7 @@ class Load(ToRendezvous, frozen=True):
     """Notice that a pickle has been loaded. ``original``: the ref is there already, and needs no outcome."""
 
     export: ExportId
-    ticket: int
+    borrow_id: int
     original: bool
 
 
@@ -60,9 +60,9 @@ class Drop(ToRendezvous, frozen=True):
 
 
 class GiveUp(ToRendezvous, frozen=True):
-    """Notice that ``readers`` (``None``: this process) will not come with the ticket."""
+    """Notice that ``readers`` (``None``: this process) will not come with the borrow."""
 
-    ticket: int
+    borrow_id: int
     readers: tuple[Reader, ...] | None
 
 
@@ -91,7 +91,7 @@ class Made(ToRendezvous, frozen=True):
 
 
 class Dry(ToRendezvous, frozen=True):
-    """Answer to question ``question`` (see :class:`conveyor.worker.messages.Settle`): all that has come
+    """Answer to question ``question`` (see :class:`conveyor.worker.messages.Drain`): all that has come
     from these processes was loaded or given up, and nothing more of theirs comes."""
 
     question: int
@@ -102,9 +102,9 @@ class FromRendezvous(Message, frozen=True):
 
 
 class Refused(FromRendezvous, frozen=True):
-    """Notice that nobody can load a pickle with that ticket, and why."""
+    """Notice that nobody can load a pickle with that borrow, and why."""
 
-    ticket: int
+    borrow_id: int
     error: RuntimeStateError
 
 
@@ -147,13 +147,13 @@ class Arrived(FromRendezvous, frozen=True):
 class Requested:
     """About one ref, by this process."""
 
-    __slots__ = ("_answered", "_blockers", "_last", "_told")
+    __slots__ = ("_answered", "_blockers", "_callbacks", "_last")
 
     def __init__(self) -> None:
         #: The last question, and to which one the answer is.
         self._last = self._answered = -1
         self._blockers: Blockers = ()
-        self._told: list[tuple[int, Again]] = []
+        self._callbacks: list[tuple[int, Again]] = []
 
     def known(self, question: int) -> Blockers | None:
         """Return the answer, if it is there. Several threads may wait for the ref: the answer to a later
@@ -169,20 +169,20 @@ class Requested:
 
     def tell(self, question: int, again: Again) -> None:
         """Have ``again`` called when that question is answered, or need not be."""
-        self._told.append((question, again))
+        self._callbacks.append((question, again))
 
     def answer(self, question: int, blockers: Blockers) -> Sequence[Again]:
         """Note an answer, and return the functions to call now."""
         if self._answered < question:
             self._blockers, self._answered = blockers, question
-        told = [again for of, again in self._told if of <= question]
-        self._told = [(of, again) for of, again in self._told if of > question]
-        return told
+        callbacks = [again for of, again in self._callbacks if of <= question]
+        self._callbacks = [(of, again) for of, again in self._callbacks if of > question]
+        return callbacks
 
     def end(self) -> Sequence[Again]:
         """End the questions, as the ref is done; returns the functions to call now."""
-        told, self._told = self._told, []
-        return [again for _, again in told]
+        callbacks, self._callbacks = self._callbacks, []
+        return [again for _, again in callbacks]
 
 
 def tell_of(ref: Ref | None, tell: Callable[[Blockers], object]) -> None:
@@ -199,12 +199,12 @@ def tell_of(ref: Ref | None, tell: Callable[[Blockers], object]) -> None:
 #: Bytes of a value that travels with its ref.
 _SMALL = 4096
 
-Claim = tuple[str, ExportId, int]
-"""Content of a pickled ref: its session, its id, and the ticket that keeps it until then."""
+Borrow = tuple[str, ExportId, int]
+"""Content of a pickled ref: its session, its id, and the borrow that keeps it until then."""
 
 
-def claim(ref: Ref, readers: Sequence[Reader]) -> Claim:
-    """Make the claim for a pickle of ``ref`` that each of ``readers`` loads once. Empty: one unknown reader
+def new_borrow(ref: Ref, readers: Sequence[Reader]) -> Borrow:
+    """Make the borrow for a pickle of ``ref`` that each of ``readers`` loads once. Empty: one unknown reader
     loads it."""
     table = _table_of(ref)
     return (table.session, *table.export(ref, readers))
@@ -222,7 +222,8 @@ def _table_of(ref: Ref) -> Any:
 
 def reduce_done(ref: Ref) -> tuple[Any, ...] | None:
     """Return how ``ref`` is pickled if it has come to a small value: the value travels along, and nobody need
-    be asked for it, or keep it meanwhile. ``None`` for all others, which are pickled with a :func:`claim`."""
+    be asked for it, or keep it meanwhile. ``None`` for all others, which are pickled with a
+    :func:`new_borrow`."""
     value = _value_at_hand(ref, _SMALL)
     if value is EMPTY:
         return None
@@ -257,39 +258,39 @@ def _value_at_hand(ref: Ref, most: int) -> Any:
     return value if small else EMPTY
 
 
-class Claims(claims.ReferenceDirectory):
-    """Keeper of claims for ``codec.claims``."""
+class BorrowDirectory(borrows.ReferenceDirectory):
+    """Keeper of borrows for ``codec.borrows``."""
 
-    def confirm(self, claims: Sequence[Claim]) -> None:
+    def confirm(self, borrows: Sequence[Borrow]) -> None:
         runtime = context.running()
         if runtime is not None:
             session = runtime.exports.session
-            runtime.exports.confirm([ticket for s, _, ticket in claims if s == session])
+            runtime.exports.confirm([borrow_id for s, _, borrow_id in borrows if s == session])
 
-    def take(self, claims: Sequence[Claim]) -> list[Ref]:
+    def take(self, borrows: Sequence[Borrow]) -> list[Ref]:
         refs = []
-        for one in claims:
+        for one in borrows:
             with suppress(RuntimeStateError):  # whoever decodes it is told
                 refs.append(load(*one))
         return refs
 
-    def give_up(self, claims: Sequence[Claim]) -> None:
-        self._give_up(claims, None)
+    def give_up(self, borrows: Sequence[Borrow]) -> None:
+        self._give_up(borrows, None)
 
-    def withdraw(self, claims: Sequence[Claim], readers: Sequence[Reader]) -> None:
-        self._give_up(claims, readers)
+    def withdraw(self, borrows: Sequence[Borrow], readers: Sequence[Reader]) -> None:
+        self._give_up(borrows, readers)
 
-    def _give_up(self, claims: Sequence[Claim], readers: Sequence[Reader] | None) -> None:
+    def _give_up(self, borrows: Sequence[Borrow], readers: Sequence[Reader] | None) -> None:
         runtime = context.running()
         if runtime is not None:
             table = runtime.exports
-            tickets = [(e, ticket) for session, e, ticket in claims if session == table.session]
-            table.give_up(tickets, readers)
+            ours = [(e, borrow_id) for session, e, borrow_id in borrows if session == table.session]
+            table.give_up(ours, readers)
 
 
-def load(session: str, export: ExportId, ticket: int) -> Ref:
+def load(session: str, export: ExportId, borrow_id: int) -> Ref:
     """Load a pickled ref. ``RuntimeStateError`` outside its session, and when it is not kept any more."""
-    ref: Ref = _table_for(session).load(export, ticket)
+    ref: Ref = _table_for(session).load(export, borrow_id)
     return ref
 
 
@@ -316,10 +317,10 @@ def _table_for(session: str) -> Any:
     return runtime.exports
 
 
-def load_pickled(session: str, export: ExportId, ticket: int) -> Ref:
+def load_pickled(session: str, export: ExportId, borrow_id: int) -> Ref:
     """Load a ref whose pickle was made for nobody in particular. If this process died before the driver knew,
-    nobody would ever use the ticket up."""
-    ref = load(session, export, ticket)
+    nobody would ever use the borrow up."""
+    ref = load(session, export, borrow_id)
     context.current().exports.see_out()
     return ref
 
@@ -338,10 +339,10 @@ class ImportedRef(Ref):
     def to_send(self) -> Any:
         sent = super().to_send()
         if type(sent) is _core.Snapshot and sent.keeps:
-            return Holding(self, sent)  # which keeps what the value needs, by its claim
+            return DeferredValue(self, sent)  # which keeps what the value needs, by its borrow
         return sent
 
-    def _settle(self, timeout: float | None) -> Any:
+    def _resolve(self, timeout: float | None) -> Any:
         # Any number of threads may come here: the first one's counts.
         node_message = self._source.wait_for(self, timeout)
         if self._outcome is EMPTY:
@@ -369,12 +370,12 @@ class Outcome:
     def hold(self) -> None:
         """Keep the refs that the value refers to as long as this."""
         if self.snapshot.has_refs:
-            self._inner = claims.take(self.snapshot.meta)
+            self._inner = borrows.take(self.snapshot.meta)
 
     def give_up(self) -> None:
-        """Give up the claims of the outcome: nobody wants it."""
+        """Give up the borrows of the outcome: nobody wants it."""
         if self.snapshot.has_refs:
-            claims.give_up(self.snapshot.meta)
+            borrows.give_up(self.snapshot.meta)
 
     @classmethod
     def of(cls, ref: Ref) -> Outcome:
@@ -391,21 +392,21 @@ class Outcome:
         if not ref.done() or ref.has_failed():
             return None
         try:
-            ref._settled_now()
+            ref._resolved_now()
         except Exception:  # whoever encodes it on a thread of its own finds out what for
             return None
         return None if _value_at_hand(ref, SHARE_FROM) is EMPTY else cls.of(ref)
 
     @property
-    def stays_remote(self) -> bool:
+    def usable_remotely(self) -> bool:
         """Whether the outcome can go to another node as it is: all that it keeps can be fetched from
         there."""
-        return stays_remote(self.snapshot)
+        return usable_remotely(self.snapshot)
 
     def whole(self, readers: tuple[Reader, ...] = ()) -> Outcome:
         """Return the outcome for ``readers`` on another node. Values that they could not fetch from where
         they were made are fetched here, now."""
-        if self.stays_remote:
+        if self.usable_remotely:
             return self
         sent = SentDefinitions(readers, lambda: "another host")
         try:
@@ -480,7 +481,7 @@ class Imports:
         #: The ids of refs that have been named and not pickled.
         self._named: WeakKeys[Ref, ExportId] = WeakKeys()
         self._numbers = itertools.count(1)
-        self._wills: WeakKeys[Ref, _core.Will] = WeakKeys()
+        self._finalizers: WeakKeys[Ref, _core.Finalizer] = WeakKeys()
 
     @property
     def known_count(self) -> int:
@@ -494,7 +495,7 @@ class Imports:
     def is_held(self, export: ExportId) -> bool:
         """Whether the driver keeps the outcome for a ref that is here: not where the value came along."""
         ref = self.known(export)
-        return ref is not None and self._wills.get(ref) is not None
+        return ref is not None and self._finalizers.get(ref) is not None
 
     def identify(self, ref: Ref) -> ExportId:
         """Return the id of a ref that is pickled."""
@@ -521,7 +522,7 @@ class Imports:
     def copy(self, export: ExportId) -> ImportedRef:
         ref = ImportedRef(self, export)
         self._copies[export] = ref
-        self._wills[ref] = self.will(export)
+        self._finalizers[ref] = self.finalizer(export)
         return ref
 
     def load_done(self, export: ExportId, value: Any) -> Ref:
@@ -538,23 +539,23 @@ class Imports:
         return ref
 
     def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
-        """Return the id of ``ref`` for a new pickle of it, and the pickle's ticket, good for one load by each
+        """Return the id of ``ref`` for a new pickle of it, and the pickle's borrow, good for one load by each
         of ``readers``, or by one that is not known if there are none."""
         raise NotImplementedError
 
-    def confirm(self, tickets: Sequence[int]) -> None:
-        """Return when pickles with these tickets, which were made here just now, can be loaded. Raises
+    def confirm(self, borrow_ids: Sequence[int]) -> None:
+        """Return when pickles with these borrows, which were made here just now, can be loaded. Raises
         ``RuntimeStateError`` where one cannot."""
         raise NotImplementedError
 
     def give_up(
-        self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
+        self, borrows: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
     ) -> None:
-        """Note that ``readers`` (``None``: this process) will not come with these tickets. Called by
+        """Note that ``readers`` (``None``: this process) will not come with these borrows. Called by
         finalizers: takes no lock."""
         raise NotImplementedError
 
-    def load(self, export: ExportId, ticket: int) -> Ref:
+    def load(self, export: ExportId, borrow_id: int) -> Ref:
         """Return the ref that a pickle stands for: the original, or a copy."""
         raise NotImplementedError
 
@@ -563,7 +564,7 @@ class Imports:
         process."""
         raise NotImplementedError
 
-    def will(self, export: ExportId) -> _core.Will:
+    def finalizer(self, export: ExportId) -> _core.Finalizer:
         """Have the driver told, soon after the returned object has ended with its ref, that nobody has that
         ref here any more."""
         raise NotImplementedError
@@ -574,9 +575,9 @@ class Imports:
             if ref is None or ref._node_message is not None:
                 return
             ref._node_message = outcome
-            told = ref.requested.end()
+            callbacks = ref.requested.end()
         self.notify()
-        for again in told:
+        for again in callbacks:
             again()
 
     def all_fail(self, error: BaseException) -> None:
@@ -629,16 +630,16 @@ class Imports:
         return said
 
     def ask(self, export: ExportId, question: int) -> None:
-        """Ask who has to do something before that ref is done; :meth:`told` takes the answer."""
+        """Ask who has to do something before that ref is done; :meth:`answered` takes the answer."""
         raise NotImplementedError
 
-    def told(self, export: ExportId, question: int, blockers: Blockers) -> None:
+    def answered(self, export: ExportId, question: int, blockers: Blockers) -> None:
         """Note the answer to a question."""
         with self.lock:
             ref = self._copies.get(export)
-            told = ref.requested.answer(question, blockers) if ref is not None else ()
+            callbacks = ref.requested.answer(question, blockers) if ref is not None else ()
         self.notify()
-        for again in told:
+        for again in callbacks:
             again()
 
     def is_ready(self, ref: Ref) -> bool:

@@ -18,7 +18,7 @@ from conveyor.codec import (
     Reader,
     add_reducers,
     add_sibling,
-    claims,
+    borrows,
     completed,
     copy_to_raise,
     decode_error,
@@ -112,7 +112,7 @@ def failure_of(outcome: Any) -> BaseException | None:
     return outcome.error if type(outcome) is Failure else None
 
 
-class Holding:
+class DeferredValue:
     """Received value of a ref as an argument, for a value that refers to other refs, or is kept elsewhere
     for this one. It is encoded later; until then the ref may be garbage to everybody else."""
 
@@ -165,11 +165,11 @@ class Placed:
         return found
 
 
-def may_have_stayed(ref: Any) -> bool:
+def may_need_fetch(ref: Any) -> bool:
     """Whether something of the value of a ref that is done may have to be fetched."""
-    outcome = ref._settled_now()
+    outcome = ref._resolved_now()
     if outcome is _core.EMPTY:
-        outcome = ref._settled(None)
+        outcome = ref._resolved(None)
     return type(outcome) is _core.Snapshot and (outcome.codec == DIRECT or outcome.keeps)
 
 
@@ -178,7 +178,7 @@ def located(sent: Any) -> Located | None:
     ``None`` for any other."""
     if type(sent) is Unfetched:
         return sent.where
-    snapshot = sent.snapshot if type(sent) is Holding else sent
+    snapshot = sent.snapshot if type(sent) is DeferredValue else sent
     if type(snapshot) is not _core.Snapshot or not snapshot.keeps or snapshot.codec != DIRECT:
         return None
     return Located.unpack(snapshot.meta)
@@ -190,14 +190,14 @@ def shared_at(sent: Any) -> tuple[int, int] | None:
     if type(sent) is Unfetched:
         where = sent.where
         return None if where.snapshot else (where.slot, where.incarnation)
-    snapshot = sent.snapshot if type(sent) is Holding else sent
+    snapshot = sent.snapshot if type(sent) is DeferredValue else sent
     return snapshot.shared_at if type(snapshot) is _core.Snapshot else None
 
 
-def stays_remote(sent: Any) -> bool:
-    """Whether ``sent`` is as good on another host: it keeps nothing, or a value of which all can be fetched
+def usable_remotely(sent: Any) -> bool:
+    """Whether ``sent`` is as good on another node: it keeps nothing, or a value of which all can be fetched
     from there."""
-    snapshot = sent.snapshot if type(sent) is Holding else sent
+    snapshot = sent.snapshot if type(sent) is DeferredValue else sent
     if type(snapshot) is _core.Snapshot and not snapshot.keeps:
         return True
     if type(sent) is not Unfetched and type(snapshot) is not _core.Snapshot:
@@ -369,23 +369,23 @@ class Ref(_RefCore[ValueT], Placed):
         """Return the ref of the last try of a call that is made again if it fails; itself for others."""
         return self
 
-    def _settled(self, timeout: float | None) -> Any:
+    def _resolved(self, timeout: float | None) -> Any:
         """Wait for the outcome, as by ``get``, and return it as it is kept."""
         timeout = check_timeout(timeout)
         outcome = self._outcome
-        return self._settle(timeout) if outcome is EMPTY else outcome
+        return self._resolve(timeout) if outcome is EMPTY else outcome
 
     def _unfetched(self) -> Any:
         """Return the value, which is there, with ``Unfetched`` in the place of each part that has stayed
         elsewhere."""
-        return self._value_of(self._settled(None), False)
+        return self._value_of(self._resolved(None), False)
 
     def _get(self, timeout: float | None) -> Any:
         __tracebackhide__ = True  # by pytest
         try:
             if self._is_received():
                 return self._received(timeout)
-            return self._value_of(self._settled(timeout), True)
+            return self._value_of(self._resolved(timeout), True)
         except Exception as error:
             raise trimmed(error)  # noqa: B904
 
@@ -412,29 +412,29 @@ class Ref(_RefCore[ValueT], Placed):
     def _hold(self, snapshot: _core.Snapshot) -> None:
         # What the value refers to must be there whenever it is decoded.
         if snapshot.has_refs and self._inner is None:
-            self._inner = claims.take(snapshot.meta)
+            self._inner = borrows.take(snapshot.meta)
 
     def to_send(self) -> Any:
         """Return the object to send for this ref, which is done: its value, or the frame of the value.
         Raises as ``get``."""
-        outcome = self._settled_now()
+        outcome = self._resolved_now()
         if outcome is EMPTY:
-            outcome = self._settle(None)
+            outcome = self._resolve(None)
         if type(outcome) is Failure:
             raise self._error_of(outcome)
         if type(outcome) is _Snapshot and outcome.has_refs:
             self._hold(outcome)
-            return Holding(self, outcome)
+            return DeferredValue(self, outcome)
         return outcome
 
-    def _settle(self, timeout: float | None) -> Any:
+    def _resolve(self, timeout: float | None) -> Any:
         if timeout is None:
             timeout = self._source.get_timeout
         # One thread takes the result out of the channel; others who want it wait for that one. Who has the
-        # claim is told by an object of its own: a signal handler may raise before it is known here.
+        # borrow is told by an object of its own: a signal handler may raise before it is known here.
         by = object()
         try:
-            if not self._claim(by):
+            if not self._begin_resolve(by):
                 timeout = self._wait_for_others(by, timeout)
             while self._outcome is EMPTY:
                 try:
@@ -447,11 +447,12 @@ class Ref(_RefCore[ValueT], Placed):
                         self._fail(ended.error if isinstance(ended, _Final) else ended)
             return self._outcome
         finally:
-            if self._unclaim(by) and (runtime := context.running()) is not None:
+            if self._end_resolve(by) and (runtime := context.running()) is not None:
                 runtime.process.notify()
 
     def _wait_for_others(self, by: object, timeout: float | None) -> float | None:
-        """Wait until the outcome or the claim is here. Returns what is left of the timeout."""
+        """Wait until the outcome is here, or this thread may resolve the ref. Returns what is left of the
+        timeout."""
         time_limit = TimeLimit(timeout)
         runtime = context.running()
         if runtime is None:  # the session has ended, and none begins because of its refs
@@ -460,7 +461,7 @@ class Ref(_RefCore[ValueT], Placed):
         with runtime.wait_registry.waiting(ask, True, time_limit.bounded) as wait:
             wait_within(
                 runtime.inbox,
-                lambda: self._outcome is not EMPTY or self._claim(by),
+                lambda: self._outcome is not EMPTY or self._begin_resolve(by),
                 time_limit,
                 lambda: self._source.describe(self),
                 lambda: "another thread of this process is getting it",
@@ -491,7 +492,7 @@ class Ref(_RefCore[ValueT], Placed):
                 self.done, ask, self._awaited_as(), self._abandon
             )
             yield from awaited.__await__()
-        if may_have_stayed(self):
+        if may_need_fetch(self):
             return cast("ValueT", (yield from fetching.when_there(self.get).__await__()))
         return self.get()
 
@@ -509,15 +510,15 @@ class Ref(_RefCore[ValueT], Placed):
         done = imports.reduce_done(self)
         if done is not None:
             return done
-        made = self.claim(())
-        claims.confirm([made])
+        made = self.new_borrow(())
+        borrows.confirm([made])
         return imports.load_pickled, made
 
-    def claim(self, readers: Sequence[Reader]) -> tuple[Any, ...]:
-        """Make the claim that this ref is loaded with, once by each of ``readers``. Empty: by one unknown
+    def new_borrow(self, readers: Sequence[Reader]) -> tuple[Any, ...]:
+        """Make the borrow that this ref is loaded with, once by each of ``readers``. Empty: by one unknown
         reader."""
-        claim: tuple[Any, ...] = imports.claim(self, readers)
-        return claim
+        borrow: tuple[Any, ...] = imports.new_borrow(self, readers)
+        return borrow
 
     def hex(self) -> str:
         """Return a name of the ref, which no other one of the session has but its copies in other
@@ -611,7 +612,7 @@ def cancelled_error(what: str) -> BaseException:
 
 
 class DerivedRef(Ref):
-    """A ref that settles as ``whole`` does, and gives what ``_unfetched`` makes of its value."""
+    """A ref that is resolved as ``whole`` is, and gives what ``_unfetched`` makes of its value."""
 
     __slots__ = ("_whole",)
 
@@ -629,17 +630,17 @@ class DerivedRef(Ref):
         raise NotImplementedError
 
     def to_send(self) -> Any:
-        self._settled(None)
+        self._resolved(None)
         value = self._unfetched()
         if isinstance(value, direct.Unfetched):  # whoever gets it fetches it
-            return value.kept_by(self._whole)
+            return value.with_holder(self._whole)
         return Itself.of(value)
 
-    def _settled(self, timeout: float | None) -> Any:
-        return self._whole._settled(timeout)
+    def _resolved(self, timeout: float | None) -> Any:
+        return self._whole._resolved(timeout)
 
-    def _settled_now(self) -> Any:
-        return self._whole._settled_now()
+    def _resolved_now(self) -> Any:
+        return self._whole._resolved_now()
 
     def done(self) -> bool:
         return self._whole.done()
@@ -696,7 +697,7 @@ class PartRef(DerivedRef):
     def _got(self, timeout: float | None) -> Any:
         if self._is_received():
             return self._received(timeout)
-        self._settled(timeout)  # before: who waits may be doing something else meanwhile
+        self._resolved(timeout)  # before: who waits may be doing something else meanwhile
         value = self._whole._unfetched()
         if isinstance(value, direct.Unfetched):
             return value.part(self._index)
@@ -722,14 +723,14 @@ class PartRef(DerivedRef):
         return self._whole.parts()
 
 
-class UnreadRef(DerivedRef):
+class DeferredRef(DerivedRef):
     """Stands in the place of ``whole`` among the arguments of a call."""
 
     __slots__ = ()
 
     def to_send(self) -> Any:
         sent = self._whole.to_send()
-        return sent if located(sent) is None else _Unread(sent)
+        return sent if located(sent) is None else _Deferred(sent)
 
     def get(self, timeout: float | None = None) -> Any:
         return self._whole.get(timeout)
@@ -741,7 +742,7 @@ class UnreadRef(DerivedRef):
         return self._whole.parts()
 
 
-class _Unread:
+class _Deferred:
     """Value to send for a ref whose value has stayed elsewhere."""
 
     __slots__ = ("sent",)
@@ -750,7 +751,7 @@ class _Unread:
         self.sent = sent
 
 
-class Arriving:
+class DeferredArgument:
     """Argument that has not been fetched. It keeps the value until :meth:`fetched`.
 
     value: the stand-in for the value.
@@ -768,24 +769,24 @@ class Arriving:
 
 
 def _make_reducers(notes: dict[Any, Any]) -> dict[type, Any]:
-    def reduce(unread: _Unread) -> Any:
+    def reduce(deferred: _Deferred) -> Any:
         sent = notes.get(SENT)
-        what = unread.sent
-        if sent is None or sent.in_band or (sent.is_remote() and not stays_remote(what)):
+        what = deferred.sent
+        if sent is None or sent.in_band or (sent.is_remote() and not usable_remotely(what)):
             return same, (what,)  # nobody would keep it, or its readers cannot get all of it
         # The object that keeps the value, where the frame does not do so by itself.
         if type(what) is Unfetched:
             holder, meta = what._holder, what.meta
-        elif type(what) is Holding:
+        elif type(what) is DeferredValue:
             holder, meta = what.ref, what.snapshot.meta
         else:
             assert type(what) is _core.Snapshot
             holder, meta = what, what.meta
         keep_out_of_band(notes, holder)
         # Memory of the frame: who has it, has the frame.
-        return Arriving, (meta, PickleBuffer(bytes(8)))
+        return DeferredArgument, (meta, PickleBuffer(bytes(8)))
 
-    return {_Unread: reduce}
+    return {_Deferred: reduce}
 
 
 add_reducers(_make_reducers)
@@ -808,7 +809,7 @@ class ElementRef(DerivedRef):
     def _got(self, timeout: float | None) -> Any:
         if self._is_received():
             return self._received(timeout)
-        self._settled(timeout)  # before: who waits may be doing something else meanwhile
+        self._resolved(timeout)  # before: who waits may be doing something else meanwhile
         return direct.fetched(self._unfetched())
 
     def _unfetched(self) -> Any:

@@ -34,7 +34,7 @@ fetching: Any = LaterModule("conveyor.direct.fetching")
 _NOTHING = (1 << 64) - 1
 
 
-class Items:
+class StreamReader:
     """Items of one generator task, of all executions of its graph, in the order of the ring."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Items:
         # Reentrant: a signal handler may end the session, or the graph, in the middle of a `take`.
         self._lock = threading.RLock()
         # Items that came for one execution while another's were looked for.
-        self._kept: dict[int, deque[Any]] = {}
+        self._stash: dict[int, deque[Any]] = {}
         self._over: set[int] = set()
         self._wanted = first
         # Noted by finalizers, which may run in the middle of anything.
@@ -75,11 +75,11 @@ class Items:
         """Whether ``take`` would find an item."""
         try:
             with self._lock:
-                if not self._kept.get(number):
+                if not self._stash.get(number):
                     item = self._take(number)
                     if item is not EMPTY:
-                        self._kept.setdefault(number, deque()).appendleft(item)
-                return bool(self._kept.get(number))
+                        self._stash.setdefault(number, deque()).appendleft(item)
+                return bool(self._stash.get(number))
         finally:
             self._tidy()
 
@@ -101,9 +101,9 @@ class Items:
             self._tidy()
 
     def _take(self, number: int) -> Any:
-        kept = self._kept.get(number)
-        if kept:
-            return kept.popleft()
+        stash = self._stash.get(number)
+        if stash:
+            return stash.popleft()
         if 0 <= number < self._wanted or number in self._over:
             return EMPTY  # what has come since, or still comes, would have a hole before it
         reader, others = self._reader, False
@@ -116,7 +116,7 @@ class Items:
             if reader.tag == number:
                 found = item
             elif reader.tag >= self._wanted and reader.tag not in self._over:
-                self._kept.setdefault(reader.tag, deque()).append(item)
+                self._stash.setdefault(reader.tag, deque()).append(item)
                 others = True
         if others:  # another thread may sleep until one of these comes
             self._process.notify()
@@ -135,7 +135,7 @@ class Items:
     def _forget(self, number: int) -> None:
         if number < self._wanted or number in self._over:
             return
-        self._kept.pop(number, None)
+        self._stash.pop(number, None)
         self._over.add(number)
         while self._wanted in self._over:
             self._over.discard(self._wanted)
@@ -220,7 +220,7 @@ class StreamRef(Ref[list[ItemT]]):
         """Whether ``_look`` would find something."""
         raise NotImplementedError
 
-    def _may_have_stayed(self) -> bool:
+    def _may_need_fetch(self) -> bool:
         """Whether something of the next item, which is there, may have to be fetched."""
         return False
 
@@ -290,7 +290,7 @@ class StreamRef(Ref[list[ItemT]]):
                 if not self.done():
                     wait = asyncio_waits().wait_or_cancel
                     await wait(self.done, self._blockers, self._awaited_as(), self._abandon)
-                if self._may_have_stayed():
+                if self._may_need_fetch():
                     item = await fetching.when_there(self._look_async)
                 else:
                     item = self._look_async()
@@ -331,7 +331,7 @@ class StreamRef(Ref[list[ItemT]]):
                     runtime.process.notify()  # another thread may wait for the next one
                 raise
 
-    def _settled(self, timeout: float | None) -> Any:
+    def _resolved(self, timeout: float | None) -> Any:
         raise TypeError(
             "a generator's reference has no parts, and no memory to be got into: its items have"
         )
@@ -426,7 +426,7 @@ class StreamRef(Ref[list[ItemT]]):
         """Whether the next item, or the end, is there."""
         return bool(self._back) or self._is_there()
 
-    def claim(self, readers: Sequence[Reader]) -> tuple[Any, ...]:
+    def new_borrow(self, readers: Sequence[Reader]) -> tuple[Any, ...]:
         raise SerializationError(
             f"{self!r} cannot be pickled: its items come to this process. Send a list of them"
         )
@@ -551,18 +551,18 @@ class ExecutionStream(StreamRef):
 class GraphStream(ExecutionStream):
     """The items of one execution, from an actor that is a process."""
 
-    __slots__ = ("_items",)
+    __slots__ = ("_stream_reader",)
 
-    def __init__(self, items: Items, ended: Ref, effects: tuple[Ref, ...]) -> None:
+    def __init__(self, stream_reader: StreamReader, ended: Ref, effects: tuple[Ref, ...]) -> None:
         super().__init__(ended, effects)
-        self._items = items
+        self._stream_reader = stream_reader
 
     def _look_for_item(self) -> Any:
         if self._over:
             raise StopIteration
         # Before the items are looked for: they were all published before the end was.
         ended = self._has_ended()
-        item = self._items.take(self._ended._number)
+        item = self._stream_reader.take(self._ended._number)
         if item is not EMPTY:
             return item
         if not ended:
@@ -571,20 +571,20 @@ class GraphStream(ExecutionStream):
             self._ended.get()
         except BaseException:
             if self._ended._outcome is not EMPTY:  # else it can be tried again
-                self._items.end(self._ended._number)
+                self._stream_reader.end(self._ended._number)
             raise
         # Where another actor's death made it look done, its end may have come only now, behind items.
-        item = self._items.take(self._ended._number)
+        item = self._stream_reader.take(self._ended._number)
         if item is not EMPTY:
             return item
-        self._items.end(self._ended._number)
+        self._stream_reader.end(self._ended._number)
         self._end()
 
     def _is_there(self) -> bool:
-        return self._over or self._has_ended() or self._items.is_there(self._ended._number)
+        return self._over or self._has_ended() or self._stream_reader.is_there(self._ended._number)
 
     def __del__(self) -> None:
         # Not there if __init__ has failed.
-        items = getattr(self, "_items", None)
-        if items is not None and self._ended._number >= 0:
-            items.end(self._ended._number)
+        stream_reader = getattr(self, "_stream_reader", None)
+        if stream_reader is not None and self._ended._number >= 0:
+            stream_reader.end(self._ended._number)

@@ -14,13 +14,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from conveyor import _core
-from conveyor.codec import SENT, SentDefinitions, add_reducers, claims
+from conveyor.codec import SENT, SentDefinitions, add_reducers, borrows
 from conveyor.codec.direct import keep_out_of_band
 from conveyor.codec.frames import decode
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan.model import Argument, Const, Task
-from conveyor.refs.imports import Claims, load, reduce_done
-from conveyor.refs.ref import EMPTY, Holding, Ref, same, stays_remote
+from conveyor.refs.imports import BorrowDirectory, load, reduce_done
+from conveyor.refs.ref import EMPTY, DeferredValue, Ref, same, usable_remotely
 from conveyor.refs.streams import StreamRef
 from conveyor.runtime import context, ending
 from conveyor.runtime.waiting import PassingOn
@@ -69,9 +69,9 @@ def _is_free(part: Ref) -> bool:
         return True
     by = object()
     try:
-        return part._claim(by)
+        return part._begin_resolve(by)
     finally:
-        part._unclaim(by)
+        part._end_resolve(by)
 
 
 def with_values(
@@ -83,7 +83,7 @@ def with_values(
     """The arguments with what is sent in the place of each ref among them; all of them are done.
 
     ``decoded``: with their values, for who takes parts of them. ``on_other_node``: with the values of those
-    that cannot be fetched from another host. Raises ``RefFailed`` with the error of a ref that has one.
+    that cannot be fetched from another node. Raises ``RefFailed`` with the error of a ref that has one.
     """
     stand_in = value_of if decoded else _stand_in_remote if on_other_node else _stand_in
     return (
@@ -101,7 +101,7 @@ def _stand_in(ref: Ref) -> Any:
 
 def _stand_in_remote(ref: Ref) -> Any:
     sent = _stand_in(ref)
-    return sent if stays_remote(sent) else value_of(ref)
+    return sent if usable_remotely(sent) else value_of(ref)
 
 
 def value_of(ref: Ref) -> Any:
@@ -172,7 +172,7 @@ def _bound_value(argument: Argument) -> Argument:
     error = None
     try:
         sent = _stand_in(argument.value)
-        if type(sent) is Holding or (type(sent) is _core.Snapshot and sent.keeps):
+        if type(sent) is DeferredValue or (type(sent) is _core.Snapshot and sent.keeps):
             sent = value_of(argument.value)  # a plan keeps nothing for anybody
         return Const(sent)
     except RefFailed as failed:
@@ -189,26 +189,26 @@ def _bound_value(argument: Argument) -> Argument:
 def _make_reducers(notes: dict[Any, Any]) -> dict[type, Callable[[Any], Any]]:
     def reduce(ref: Ref) -> Any:
         sent = notes.get(SENT)
-        if sent is None:  # no frame, and so nobody to hold claims
+        if sent is None:  # no frame, and so nobody to hold borrows
             return ref.__reduce_ex__(5)
         done = reduce_done(ref)
         if done is not None:
             return done
-        made = notes.setdefault(claims.CLAIMS, {})
+        made = notes.setdefault(borrows.BORROWS, {})
         found = made.get(id(ref))
         if found is None:
-            found = made[id(ref)] = (ref, ref.claim(sent.readers))
+            found = made[id(ref)] = (ref, ref.new_borrow(sent.readers))
         return load, found[1]
 
-    def reduce_holding(holding: Holding) -> Any:
-        if holding.snapshot.keeps and _stays(notes.get(SENT), holding.snapshot):
-            keep_out_of_band(notes, holding.ref)
-        return same, (holding.snapshot,)
+    def reduce_deferred(deferred: DeferredValue) -> Any:
+        if deferred.snapshot.keeps and _by_reference(notes.get(SENT), deferred.snapshot):
+            keep_out_of_band(notes, deferred.ref)
+        return same, (deferred.snapshot,)
 
     def reduce_snapshot(snapshot: _core.Snapshot) -> Any:
         sent = notes.get(SENT)
         parts = snapshot.loose()
-        if parts is None or (snapshot.keeps and not _stays(sent, snapshot)):
+        if parts is None or (snapshot.keeps and not _by_reference(sent, snapshot)):
             return same, (snapshot.decode(),)
         if snapshot.keeps:
             keep_out_of_band(notes, snapshot)
@@ -218,15 +218,15 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Callable[[Any], Any]]:
     return {
         **dict.fromkeys(_kinds(Ref), reduce),
         _core.Snapshot: reduce_snapshot,
-        Holding: reduce_holding,
+        DeferredValue: reduce_deferred,
     }
 
 
-def _stays(sent: SentDefinitions | None, snapshot: _core.Snapshot) -> bool:
+def _by_reference(sent: SentDefinitions | None, snapshot: _core.Snapshot) -> bool:
     """Whether what is kept somewhere for ``snapshot`` may be referred to."""
     if sent is None or sent.in_band:
         return False
-    return not sent.is_remote() or stays_remote(snapshot)
+    return not sent.is_remote() or usable_remotely(snapshot)
 
 
 def _kinds(kind: type) -> list[type]:
@@ -238,4 +238,4 @@ def _kinds(kind: type) -> list[type]:
 
 
 add_reducers(_make_reducers)
-claims.install(Claims())
+borrows.install(BorrowDirectory())

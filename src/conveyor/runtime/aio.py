@@ -33,7 +33,7 @@ from conveyor import _core, descriptors
 from conveyor.exceptions import ConveyorError, DeadlockError, RuntimeStateError
 from conveyor.runtime import context, ending
 from conveyor.runtime.deadlock import FIRST_REFRESH, LONGEST_REFRESH, Wait, WaitRegistry
-from conveyor.runtime.wait_graph import FULL, PLACE, Ask, Blockers, any_of, call_of
+from conveyor.runtime.wait_graph import CONCURRENCY, FULL, Ask, Blockers, any_of, call_of
 from conveyor.system_limits import explained
 from conveyor.weak import WeakKeys, WeakSet
 
@@ -168,10 +168,10 @@ class Awaits:
         self._full = full
         # Activities that await something, or did when they were last looked at.
         self._known: dict[Activity, None] = {}
-        self._place: Wait | None = None
+        self._concurrency: Wait | None = None
         # When it looks next.
         self._timer: asyncio.TimerHandle | None = None
-        self._looks_at = inf
+        self._next_look = inf
         self._not_before = 0.0
         self._requested = 0
         # How often the driver has answered reports.
@@ -194,7 +194,7 @@ class Awaits:
         of.look_at = when = now + of.first_look
         of.pause = 0.0
         self._known[of] = None
-        if when < self._looks_at:
+        if when < self._next_look:
             self._look_at(when)
         return of
 
@@ -220,16 +220,16 @@ class Awaits:
 
     def _look_at(self, when: float) -> None:
         when = max(when, self._not_before)
-        if when >= self._looks_at:
+        if when >= self._next_look:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._looks_at = when
+        self._next_look = when
         # It is nobody's, in a context of its own.
         self._timer = self.loop.call_at(when, self._look, context=Context())
 
     def _look(self) -> None:
-        self._timer, self._looks_at = None, inf
+        self._timer, self._next_look = None, inf
         began, now = thread_time(), self.loop.time()
         before = self._requested, self._answers
         requested, self._answers = (
@@ -338,13 +338,15 @@ class Awaits:
             return
         slot, wait_registry = self._wait_registry.slot, self._wait_registry
         for_running = tuple((slot, of.work, of.label) for of in running)
-        if self._place is None or self._place.blockers != for_running:
-            self._place = _passive(wait_registry, PLACE, for_running, "whoever is next")
-        waits = [self._place]
-        turn: Blockers = ((slot, PLACE, f"its turn (max_concurrency is {len(running)})"),)
+        if self._concurrency is None or self._concurrency.blockers != for_running:
+            self._concurrency = _passive(wait_registry, CONCURRENCY, for_running, "whoever is next")
+        waits = [self._concurrency]
+        for_place: Blockers = (
+            (slot, CONCURRENCY, f"its turn (max_concurrency is {len(running)})"),
+        )
         for of in queued:
             if of.wait is None:
-                of.wait = _passive(wait_registry, of.work, turn, of.label)
+                of.wait = _passive(wait_registry, of.work, for_place, of.label)
             waits.append(of.wait)
         for wait in waits:
             wait.resolve(requested, now)

@@ -20,10 +20,10 @@ class RingPlan(Struct, frozen=True):
     writer: RingEnd
     readers: tuple[RingEnd, ...]
     flags: int = 0
-    #: Where it is noted when frames have come from another host, of ``kept`` tags that follow each other; 0:
-    #: nowhere.
+    #: Where it is noted when frames have come from another node, of ``time_slots`` tags that follow each
+    #: other; 0: nowhere.
     times: int = 0
-    kept: int = 0
+    time_slots: int = 0
 
     @property
     def ends(self) -> tuple[RingEnd, ...]:
@@ -32,16 +32,16 @@ class RingPlan(Struct, frozen=True):
 
 
 class LimitsPlan(Struct, frozen=True):
-    """Execution limits of a segment; ``home`` is the slot of the process that submits."""
+    """Execution limits of a segment; ``submitter`` is the slot of the process that submits."""
 
     offset: int
     sets: int
     tasks: int
-    home: int
+    submitter: int
 
 
 class Blueprint(Struct, frozen=True):
-    """A segment of ``size`` bytes. ``group``: it is a collective group's, whose ranks are on these hosts."""
+    """A segment of ``size`` bytes. ``group``: it is a collective group's, whose ranks are on these nodes."""
 
     size: int
     rings: tuple[RingPlan, ...]
@@ -69,10 +69,10 @@ class Blueprint(Struct, frozen=True):
         number: int,
         segment: _core.Segment,
         view_of: Callable[[int], _core.ArenaView | None],
-        host_of: Callable[[int], int],
+        node_of: Callable[[int], int],
     ) -> None:
-        """Have ``pump`` join ``segment`` to those that other hosts have under this number. ``view_of``: the
-        arena of a process of this host, by its slot; ``host_of``: the host of a process."""
+        """Have ``pump`` join ``segment`` to those that other nodes have under this number. ``view_of``: the
+        arena of a process of this node, by its slot; ``node_of``: the node of a process."""
         rings = [
             _core.MirroredRing(
                 ring.offset,
@@ -80,17 +80,17 @@ class Blueprint(Struct, frozen=True):
                 [reader.doorbell for reader in ring.readers],
                 view_of(ring.writer.slot),
                 ring.times,
-                ring.kept,
+                ring.time_slots,
             )
             for ring in self.rings
         ]
         limits = [
-            _core.MirroredLimits(one.offset, one.sets, one.tasks, host_of(one.home))
+            _core.MirroredLimits(one.offset, one.sets, one.tasks, node_of(one.submitter))
             for one in self.limits
         ]
         pump.mirror(number, segment, rings, limits)
 
 
-def hosts_among(processes: Iterable[Reader], host_of: Callable[[int], int]) -> list[int]:
-    """The hosts of these processes, each once, the least number first."""
-    return sorted({host_of(slot) for slot, _ in processes})
+def nodes_among(processes: Iterable[Reader], node_of: Callable[[int], int]) -> list[int]:
+    """The nodes of these processes, each once, the least number first."""
+    return sorted({node_of(slot) for slot, _ in processes})

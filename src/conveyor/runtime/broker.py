@@ -108,19 +108,19 @@ class Broker(Protocol):
         """Close an end whose process has not met the other, or whose channel is on other nodes."""
         ...
 
-    def death(self, meeting: ChannelPeer) -> ConveyorError:
+    def death(self, peer: ChannelPeer) -> ConveyorError:
         """Make the error for whoever needs the process at the other end, which is no more."""
         ...
 
 
-def group_blueprint(members: Sequence[tuple[int, int]], hosts: tuple[int, ...]) -> Blueprint:
-    """Memory for a group of these processes, which are on these hosts, counted from 0 on."""
+def group_blueprint(members: Sequence[tuple[int, int]], nodes: tuple[int, ...]) -> Blueprint:
+    """Memory for a group of these processes, which are on these nodes, counted from 0 on."""
     ring_ends = [RingEnd(*member, RESULT_BIT) for member in members]
     rings = [
         RingPlan(at, slots, stride, ring_ends[writer], tuple([ring_ends[r] for r in readers]))
-        for writer, at, slots, stride, readers in _core.CollectiveGroup.rings(hosts)
+        for writer, at, slots, stride, readers in _core.CollectiveGroup.rings(nodes)
     ]
-    return Blueprint(_core.CollectiveGroup.bytes(hosts), tuple(rings), (), hosts)
+    return Blueprint(_core.CollectiveGroup.bytes(nodes), tuple(rings), (), nodes)
 
 
 def enter(
@@ -138,7 +138,7 @@ def enter(
         process.inbox,
         rank,
         membership.members,
-        membership.hosts,
+        membership.nodes,
         process.arena,
         arenas,
         RESULT_BIT,
@@ -191,7 +191,7 @@ class Membership(Struct, frozen=True):
     #: The driver's rank, which every process knows already; ``None``: it is not in the group.
     driver: int | None = None
     #: Node of each rank, counted from 0 on.
-    hosts: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
 
 
 class Joined(Struct, frozen=True):

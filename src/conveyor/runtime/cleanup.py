@@ -23,13 +23,13 @@ class Cleanup:
         self._wake = wake
         self._left: deque[Callable[[], object]] = deque()
 
-    def will(self, work: Callable[[], object]) -> _core.Will:
+    def finalizer(self, work: Callable[[], object]) -> _core.Finalizer:
         """Return an object after whose end ``work`` is done soon, by another thread or between two calls. It
         has no effect once the session has ended, nor in a forked child.
 
         No finalizer in Python notes the work, so none can swallow Ctrl-C.
         """
-        return _core.Will(self._left.append, work, self.waker)
+        return _core.Finalizer(self._left.append, work, self.waker)
 
     def soon(self, work: Callable[[], object]) -> None:
         """Have ``work`` done soon, by another thread or between two calls."""

@@ -31,11 +31,11 @@ from conveyor.runtime.deadlock_detector import Waiting
 from conveyor.runtime.wait_graph import (
     BOUNDED,
     CALLS,
+    CONCURRENCY,
     FULL,
     LOOP,
     ONE,
     OUT_OF_BAND,
-    PLACE,
     STARTING,
     STEPS,
     THREADS,
@@ -44,10 +44,10 @@ from conveyor.runtime.wait_graph import (
     Node,
     Note,
     lane_of,
-    way_back,
+    path_back,
 )
 
-#: A wait that is as old leads to questions to other hosts.
+#: A wait that is as old leads to questions to other nodes.
 OLD = 0.1
 #: Seconds from one report to the next, which grow while there are more and more.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
@@ -93,7 +93,7 @@ class Reports:
         rings."""
         wait_registry = self._wait_registry
         with wait_registry.lock:
-            if self._ask is None or self._asking or wait.told == wait_registry.version:
+            if self._ask is None or self._asking or wait.reported_version == wait_registry.version:
                 return None
             at = max(wait.since + OLD, self._not_before)
             if now < at:
@@ -102,16 +102,16 @@ class Reports:
             if wait not in noted:
                 return None
             for each in noted:
-                each.told = wait_registry.version
+                each.reported_version = wait_registry.version
             quiet = now - self._not_before > 2 * _LONGEST_PAUSE
             self._pause = _FIRST_PAUSE if quiet else min(2 * self._pause, _LONGEST_PAUSE)
             self._not_before = now + self._pause
             self._asking = True
-        told = [
+        waits = [
             Waiting(each.work, -1 if each.lane is None else each.lane, each.stamp) for each in noted
         ]
         try:
-            self._ask(told, self._answered)
+            self._ask(waits, self._answered)
         except Exception as error:  # the session ends, or the system refuses a thread
             self._answered(error)
         return None
@@ -123,7 +123,7 @@ class Reports:
             self.answers += 1
             if isinstance(found, Exception):
                 for wait in self._wait_registry.noted_waits():
-                    wait.told = -1
+                    wait.reported_version = -1
                 self._not_before = _core.monotonic() + _LONGEST_PAUSE
                 failed, self._failed = not self._failed, True
             elif found is not None:
@@ -237,7 +237,7 @@ class Wait:
         self.found: Found | None = None
         self._heard: Found | None = None
         #: Version of the notes that the driver was told last.
-        self.told = -1
+        self.reported_version = -1
         self._pending: tuple[int, int] | None = None
         self._refresh_at = 0.0
         self._refresh = refresh
@@ -323,7 +323,7 @@ class Wait:
             except _LeadsToOtherNodes:
                 self._suspects = {}
                 raise
-            if notes is None or any(way_back(notes, n, self._is_mine) is None for n in notes):
+            if notes is None or any(path_back(notes, n, self._is_mine) is None for n in notes):
                 self._suspects = {}
                 return False
             stamps = {n: (process_table.incarnation(n[0]), note.stamp) for n, note in notes.items()}
@@ -354,10 +354,10 @@ class Wait:
     def _deadlock(self, notes: Mapping[Node, Note]) -> DeadlockError:
         process_table, me = self._wait_registry.process_table, self._wait_registry.slot
         slot, work, text = self.blockers[0]
-        way = way_back(notes, (slot, work), self._is_mine)
-        assert way is not None
-        chain = [f"{self.text} waits for {text}", *(text for _, text in way)]
-        names = (process_table.name(me), *(process_table.name(slot) for slot, _ in way))
+        path = path_back(notes, (slot, work), self._is_mine)
+        assert path is not None
+        chain = [f"{self.text} waits for {text}", *(text for _, text in path)]
+        names = (process_table.name(me), *(process_table.name(slot) for slot, _ in path))
         return _error(text, chain, names, {(note.mode, work) for (_, work), note in notes.items()})
 
 
@@ -385,30 +385,30 @@ def _advice(kinds: Collection[tuple[int, int]]) -> str:
     modes = {mode for mode, _ in kinds}
     calls = any(lane_of(work) == CALLS for _, work in kinds)
     async_step = any(mode == OUT_OF_BAND and lane_of(work) == STEPS for mode, work in kinds)
-    ways = []
+    advice = []
     if STARTING in modes:
-        ways.append("do not wait in a constructor for the actor itself")
+        advice.append("do not wait in a constructor for the actor itself")
     if async_step:
-        ways.append(
+        advice.append(
             "do not wait in a step for what needs a later execution of its graph: the steps of one graph "
             "on an actor run one after the other, also where they are async"
         )
     elif ONE in modes and calls:
         # Calls then run in threads, beside the steps of graphs.
-        ways.append("give one of the actors max_concurrency > 1")
-        ways.append("make the method that waits async and await there")
+        advice.append("give one of the actors max_concurrency > 1")
+        advice.append("make the method that waits async and await there")
     elif ONE in modes:
         # Not in an async step: the steps of one graph do not run side by side on an actor.
-        ways.append("wait in an ordinary method of an actor with max_concurrency > 1")
-        ways.append("call an async method, which is no step, and await there")
+        advice.append("wait in an ordinary method of an actor with max_concurrency > 1")
+        advice.append("call an async method, which is no step, and await there")
     if LOOP in modes:
-        ways.append("await in an async method instead of blocking the event loop")
+        advice.append("await in an async method instead of blocking the event loop")
     if THREADS in modes and calls:
-        ways.append("raise max_concurrency: every thread waits")
+        advice.append("raise max_concurrency: every thread waits")
     if FULL in modes:
-        ways.append("raise max_concurrency: every coroutine waits")
-    ways.append("return the ref instead of getting it")
-    text = "; or ".join(ways)
+        advice.append("raise max_concurrency: every coroutine waits")
+    advice.append("return the ref instead of getting it")
+    text = "; or ".join(advice)
     return text[0].upper() + text[1:]
 
 
@@ -556,12 +556,12 @@ class WaitRegistry:
         """Note in the process table what keeps this process from its work."""
         if self._at_once:
             return
-        works = [(lane, self._mode, self._of(lane)) for lane in (STEPS, CALLS)]
+        rows = [(lane, self._mode, self._of(lane)) for lane in (STEPS, CALLS)]
         # A thread's call waits also while others could do others.
-        alone = [wait for wait in self._waits if wait.work > PLACE] + self.coroutines
-        works += [(wait.work, wait.mode, [wait]) for wait in alone]
+        alone = [wait for wait in self._waits if wait.work > CONCURRENCY] + self.coroutines
+        rows += [(wait.work, wait.mode, [wait]) for wait in alone]
         noted: list[tuple[int, int, int, int, int, int, str]] = []
-        for work, mode, waits in works:
+        for work, mode, waits in rows:
             texts: dict[tuple[int, int], str] = {}
             for wait in waits:
                 for slot, of, text in wait.blockers:

@@ -20,7 +20,7 @@ from typing import TypeAlias
 from msgspec import Struct, field
 
 from conveyor import _core
-from conveyor.runtime.wait_graph import BOUNDED, THREADS, Node, Note, lane_of, way_back
+from conveyor.runtime.wait_graph import BOUNDED, THREADS, Node, Note, lane_of, path_back
 
 #: Conditions of a process that starts or is alive.
 _LIVING = (1, 2)
@@ -99,12 +99,12 @@ class Waiting(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """Verdict that a wait would never end. way: the slots of the cycle from the wait's own process on, each
+    """Verdict that a wait would never end. path: the slots of the cycle from the wait's own process on, each
     with the words of its wait. kinds: mode and work of all that take part. waits: these, by process and
     stamp. stamps: those of this process."""
 
     wait: Waiting
-    way: tuple[tuple[int, str], ...]
+    path: tuple[tuple[int, str], ...]
     kinds: frozenset[tuple[int, int]]
     waits: frozenset[tuple[Reader, int]]
     stamps: frozenset[int]
@@ -255,7 +255,7 @@ def _cycle(
             return True
         return bool(of_lane) and (of_lane[0][3] != THREADS or lane_of(node[1]) == wait.lane)
 
-    if not notes or any(way_back(notes, node, mine) is None for node in notes):
+    if not notes or any(path_back(notes, node, mine) is None for node in notes):
         return None
     return _Cycle(wait, first, notes, mine)
 
@@ -283,8 +283,8 @@ def _confirmed(
     for (slot, _), (incarnation, _) in stamps.items():
         asking.setdefault(host_of(slot), set()).add((slot, incarnation))
     requested: dict[int, int] = {}
-    told = yield Look({h: LookAtWaits(ask=tuple(sorted(whom))) for h, whom in asking.items()})
-    for there in told.values():
+    answers = yield Look({h: LookAtWaits(ask=tuple(sorted(whom))) for h, whom in asking.items()})
+    for there in answers.values():
         requested |= there.requested
     while True:
         now = _Seen(doomed)
@@ -309,12 +309,12 @@ def _since(answered: int, requested: int) -> bool:
 
 def _verdict(seen: _Seen, cycle: _Cycle, process: Reader) -> Verdict:
     slot, work, text = cycle.first[0]
-    way = way_back(cycle.notes, (slot, work), cycle.mine)
-    assert way is not None
+    path = path_back(cycle.notes, (slot, work), cycle.mine)
+    assert path is not None
     stamps = {note.stamp for node, note in cycle.notes.items() if cycle.mine(node)}
     return Verdict(
         cycle.wait,
-        ((process[0], text), *way),
+        ((process[0], text), *path),
         frozenset((note.mode, work) for (_, work), note in cycle.notes.items()),
         frozenset(((s, i), stamp) for (s, _), (i, stamp) in cycle.stamps(seen).items()),
         frozenset({cycle.wait.stamp, *stamps}),

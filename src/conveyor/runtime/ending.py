@@ -28,7 +28,7 @@ _TIME_LIMIT = 1.0
 fault = ""
 _ender: int | None = None  # the thread that ends the program
 _session_ends: list[Callable[[], object]] = []  # each ends the session that it is of
-_told = threading.local()  # whether this thread has had its error
+_had_error = threading.local()  # whether this thread has had its error
 
 
 def begin() -> None:
@@ -64,10 +64,10 @@ def ended() -> SessionEndedError:
     """Make the error for whoever needs a session that is over. A thread that has had it, and comes back
     although the program is over, sleeps for ever: not to be called with a lock held."""
     if begun_by_others():
-        if getattr(_told, "once", False):
+        if getattr(_had_error, "once", False):
             _core.sleep_for_ever()
         # The library's own threads have to go on, to come to their end.
-        _told.once = not isinstance(threading.current_thread(), Background)
+        _had_error.once = not isinstance(threading.current_thread(), Background)
     return error()
 
 
@@ -123,7 +123,7 @@ def _finish() -> None:
 def _forget_in_child() -> None:
     global _ender
     _ender = None
-    _told.__dict__.clear()
+    _had_error.__dict__.clear()
 
 
 # Early, so that it comes after what sessions, and programs, do at the end.

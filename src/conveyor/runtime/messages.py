@@ -30,14 +30,14 @@ from conveyor.runtime.process import close_all
 from conveyor.system_limits import NO_MEMORY, PASSING, explained, hint
 
 if TYPE_CHECKING:
-    from conveyor.runtime.remote_memory import Closing, Room
+    from conveyor.runtime.remote_memory import Closing, ReceiveBuffer
 
 #: Version of the messages between processes. It changes with every change of a message's meaning or fields.
 MESSAGES_VERSION = 9
 #: Descriptors that one message on a socket may carry.
 MAX_FDS = 250
 #: The size of the number that comes with descriptors and tells which frame they belong to.
-TICKET_BYTES = 8
+FDS_ID_BYTES = 8
 
 M = TypeVar("M", bound="Message")
 
@@ -51,9 +51,9 @@ def members(family: type[M]) -> frozenset[type[M]]:
     return frozenset(family.__subclasses__())
 
 
-def send_with_ticket(sock: socket.socket, ticket: int, fds: list[int]) -> None:
-    """Send descriptors that belong to the frame which has that ticket."""
-    data = ticket.to_bytes(TICKET_BYTES, "little")
+def send_with_id(sock: socket.socket, fds_id: int, fds: list[int]) -> None:
+    """Send descriptors that belong to the frame which has that id."""
+    data = fds_id.to_bytes(FDS_ID_BYTES, "little")
     for start in range(0, len(fds), MAX_FDS):
         socket.send_fds(sock, [data], fds[start : start + MAX_FDS])
 
@@ -224,7 +224,7 @@ _MOST = 256
 
 
 #: Object that keeps the file that goes with a message, until then. Its ``fd`` is negative if there is none.
-WithFile: TypeAlias = "_core.Snapshot | Room | Closing"
+WithFile: TypeAlias = "_core.Snapshot | ReceiveBuffer | Closing"
 
 _Item: TypeAlias = "tuple[Any, WithFile | None] | Callable[[], object] | None"
 
@@ -278,9 +278,9 @@ class Connection:
             raise
 
     def send(self, message: Any, whose: WithFile | None = None) -> None:
-        """Send a message in its turn. ``whose``: the snapshot whose parts it has, or the room that it names;
-        its file goes with the message, if it has one. Nothing happens if the other side is gone: ``on_end``
-        tells."""
+        """Send a message in its turn. ``whose``: the snapshot whose parts it has, or the buffer that it
+        names; its file goes with the message, if it has one. Nothing happens if the other side is gone:
+        ``on_end`` tells."""
         self._outgoing.put((message, whose))
         if self._nobody_sends:
             self._let_go()
@@ -292,10 +292,10 @@ class Connection:
         if self._nobody_sends:
             self._let_go()
 
-    def will(self, work: Callable[[], object]) -> _core.Will:
-        """Return a will that has ``work`` done as :meth:`soon` does, once nobody holds it. No finalizer in
-        Python notes it."""
-        return _core.Will(self._outgoing.put, work, self._waker)
+    def finalizer(self, work: Callable[[], object]) -> _core.Finalizer:
+        """Return a finalizer that has ``work`` done as :meth:`soon` does, once nobody holds it. No finalizer
+        in Python notes it."""
+        return _core.Finalizer(self._outgoing.put, work, self._waker)
 
     def hang_up(self) -> None:
         """End the connection; both sides are told by ``on_end``. Does not wait."""
@@ -392,5 +392,5 @@ def received(parts: tuple[int, int, int, bytes | None], fds: list[int]) -> _core
     with explained("receive a value"):
         snapshot = _core.Snapshot.received(*parts, all_of(fds, 1)[0] if in_file else -1)
     if snapshot.codec == DIRECT:
-        snapshot.note_kept(Located.unpack(snapshot.meta).number)
+        snapshot.note_held(Located.unpack(snapshot.meta).number)
     return snapshot

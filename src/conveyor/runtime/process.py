@@ -236,8 +236,8 @@ class OthersArenas:
         """The arena of a process, which has that file open under that number. ``None``: it cannot be opened.
 
         By a file of ``/proc``, so neither that process nor the driver is asked."""
-        place = slot, incarnation
-        known = self._opened.get(place) or self._process.known_arena(slot, incarnation)
+        identity = slot, incarnation
+        known = self._opened.get(identity) or self._process.known_arena(slot, incarnation)
         if known is not None:
             return known
         try:
@@ -251,20 +251,20 @@ class OthersArenas:
             if os.fstat(fd).st_ino != inode:
                 return None
             size, process_table = self._process.arena_size.file, self._process.process_table
-            view = self._opened[place] = _core.ArenaView(fd, size, process_table, slot)
+            view = self._opened[identity] = _core.ArenaView(fd, size, process_table, slot)
         finally:
             os.close(fd)
         if process_table.gone(
             slot, incarnation
         ):  # meanwhile, and this process may have heard of it already
-            self._opened.pop(place, None)
+            self._opened.pop(identity, None)
         return view
 
     def forget_gone(self) -> None:
         """Forget the arenas of dead processes. Values in them stay as long as they are held."""
-        for place in list(self._opened):
-            if self._process.process_table.gone(*place):
-                self._opened.pop(place, None)
+        for identity in list(self._opened):
+            if self._process.process_table.gone(*identity):
+                self._opened.pop(identity, None)
 
     def clear(self) -> None:
         """Forget all arenas: the session is over."""
@@ -278,7 +278,7 @@ class Releasing:
     def __init__(self, ring: Callable[[], object]) -> None:
         """``ring`` wakes those who wait in this process for something to be let go of."""
         self._notify = ring
-        self._wait = _core.KeptWait()
+        self._wait = _core.ReleaseWait()
         self._lock = threading.RLock()  # a signal handler may send something, too
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -314,7 +314,7 @@ class Releasing:
 
     def _run(self) -> None:
         while self._wait.wait():
-            _core.let_go_of_kept()
+            _core.release_held()
             if not self._closed:
                 self._notify()
 
@@ -395,7 +395,7 @@ class Reading(Protocol):
 def _is_remote(
     process_table: _core.ProcessTable, unplaced: Set[int], targets: Sequence[RingEnd]
 ) -> str:
-    """Names of those of ``targets`` that are on other hosts, or may come to be.
+    """Names of those of ``targets`` that are on other nodes, or may come to be.
 
     Not a method: a writer holds it, and the collector does not see what a writer holds.
     """
@@ -469,42 +469,42 @@ class Process:
         self.look_at_remote: Callable[[Sequence[int]], list[ProcessSnapshot | str]] | None = None
         #: Names the node of the process in a slot. Only the driver's process has it, where there are
         #: several nodes.
-        self.name_host: Callable[[int], str] | None = None
-        #: Fetches memory of processes of other hosts; ``None`` where there is no other host.
+        self.name_node: Callable[[int], str] | None = None
+        #: Fetches memory of processes of other nodes; ``None`` where there is no other node.
         self.remote_memory: RemoteMemory | None = None
-        #: Fetches what a process of this host asks for over a socket, which is this process's from then on;
+        #: Fetches what a process of this node asks for over a socket, which is this process's from then on;
         #: ``None`` where this process does not do that for others.
         self.serve_memory: Callable[[socket.socket], object] | None = None
-        #: Slots of processes that have no place yet: they may come to be on another host.
+        #: Slots of processes that have no place yet: they may come to be on another node.
         self.unplaced: set[int] = set()
         self._closed = False
 
     @property
     def waits_end(self) -> bool:
         """Whether the session's actors have no more time for what they wait for: the driver leaves."""
-        return self.process_table.leaving(_DRIVER)
+        return self.process_table.is_exiting(_DRIVER)
 
     def describe(self, slot: int, label: Label | None = None) -> str:
         """Describe what the process in ``slot`` is doing, for an error. ``label`` names a (graph, node)."""
         return self.statuses([(slot, None)], label)[0].describe()
 
     def statuses(
-        self, members: Sequence[tuple[int, int | None]], label: Label | None = None
+        self, processes: Sequence[tuple[int, int | None]], label: Label | None = None
     ) -> list[ActorStatus]:
         """Return the status of these processes, given by slot and incarnation. The driver asks other nodes,
         all of them together, and not for long."""
-        found = [actor_status(self.process_table, *member, label) for member in members]
-        far = [place for place, status in enumerate(found) if status.state == "elsewhere"]
-        # A forked child has no connection to other hosts.
-        if far and self.look_at_remote is not None and not self.inbox.inherited:
-            seen = self.look_at_remote([members[place][0] for place in far])
-            for place, page in zip(far, seen, strict=True):
-                found[place] = (
-                    replace(found[place], unknown=page)
-                    if isinstance(page, str)
-                    else status_of(page, label)
+        found = [actor_status(self.process_table, *process, label) for process in processes]
+        remote = [index for index, status in enumerate(found) if status.state == "elsewhere"]
+        # A forked child has no connection to other nodes.
+        if remote and self.look_at_remote is not None and not self.inbox.inherited:
+            seen = self.look_at_remote([processes[index][0] for index in remote])
+            for index, snapshot in zip(remote, seen, strict=True):
+                found[index] = (
+                    replace(found[index], unknown=snapshot)
+                    if isinstance(snapshot, str)
+                    else status_of(snapshot, label)
                 )
-        name = self.name_host
+        name = self.name_node
         return found if name is None else [with_node(one, name) for one in found]
 
     def notify(self) -> None:
@@ -590,7 +590,7 @@ class Process:
         self.alarm.close()
         with ExitStack() as last:
             last.callback(_core.show_decoding_on, None, 0)
-            last.callback(_core.let_go_of_kept)  # last of all: what the arena has let go of
+            last.callback(_core.release_held)  # last of all: what the arena has let go of
             for close in (self.inbox.close_fds, self.arena.close, self.process_table.close_fds):
                 last.callback(close)
             last.callback(self._peers.clear)
@@ -640,7 +640,7 @@ class Process:
         )
 
     def may_be_remote(self, slot: int) -> bool:
-        """Whether the process there is on another host, or may come to be."""
+        """Whether the process there is on another node, or may come to be."""
         return self.process_table.is_remote(slot) or slot in self.unplaced
 
     def ring_end(self, bit: int) -> RingEnd:

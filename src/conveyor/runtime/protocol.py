@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PID_MASK = (1 << 32) - 1
 
 
-Returns: TypeAlias = "int | tuple[int, str, bool]"
+ResultSpec: TypeAlias = "int | tuple[int, str, bool]"
 """How many results are wanted of a call. With a transport's name they stay where they were made: as they
 are, or, if true, as they were then."""
 
@@ -90,8 +90,8 @@ class MethodInfo(Struct, frozen=True):
     where Python cannot tell). ``tensor_transport``: how results that stay with the actor are to be moved
     (``None``: they do not stay), and ``snapshot`` whether as they were when they were returned.
     ``received``: the names of parameters whose arguments it receives into memory of its own. ``retries``:
-    ``None`` where a call is made once. ``may_stay``: whether the actor's options let results stay with it.
-    ``by_decorator``: a generator is what a decorator of its own makes of one, or passes on.
+    ``None`` where a call is made once. ``allows_by_reference``: whether the actor's options let results
+    stay with it. ``by_decorator``: a generator is what a decorator of its own makes of one, or passes on.
     """
 
     name: str
@@ -103,7 +103,7 @@ class MethodInfo(Struct, frozen=True):
     snapshot: bool = False
     received: tuple[str, ...] = ()
     retries: Retries | None = None
-    may_stay: bool = True
+    allows_by_reference: bool = True
     by_decorator: bool = False
 
 
@@ -244,12 +244,12 @@ class Runtime(Protocol):
         method: str,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        returns: Returns,
+        result_spec: ResultSpec,
         what: int = ...,
         again: bool = ...,
     ) -> Any:
         """Start a call; one ref, or a list of refs where several results are wanted. ``what`` says what is
-        called, and ``returns`` what is wanted of it (``calls.call``). ``again``: it has failed
+        called, and ``result_spec`` what is wanted of it (``calls.call``). ``again``: it has failed
         before, and goes ahead of the caller's calls that have not been sent."""
         ...
 
@@ -266,7 +266,7 @@ class Runtime(Protocol):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         what: int = ...,
-        returns: Returns = ...,
+        result_spec: ResultSpec = ...,
     ) -> Any:
         """Start a call of a generator method, or function; the ref of its items."""
         ...
@@ -300,9 +300,9 @@ class Runtime(Protocol):
         """``placement``: the actors of functions that were bound to none."""
         ...
 
-    def share_graph(self, graph: Any, account: object) -> bool:
+    def share_graph(self, graph: Any, graph_info: object) -> bool:
         """Note that a handle of ``graph`` is about to leave this process. False if the graph is not one of
-        this session's, by its ``account``."""
+        this session's, by its ``graph_info``."""
         ...
 
     def load_graph(self, number: int, name: str, whole: bool, options: tuple[str, ...]) -> Any:

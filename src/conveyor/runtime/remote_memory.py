@@ -1,7 +1,7 @@
-"""Memory of processes of other hosts, which a process has its own host fetch.
+"""Memory of processes of other nodes, which a process has its own node fetch.
 
-What a value's frame says of where it is means the same on each host. So whoever needs the memory asks its
-host: the driver is its own, an actor asks over a connection, which it has from where it first needs one.
+What a value's frame says of where it is means the same on each node. So whoever needs the memory asks its
+node: the driver is its own, an actor asks over a connection, which it has from where it first needs one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from msgspec import Struct
 from conveyor import _core, descriptors
 from conveyor.codec import Reader
 from conveyor.exceptions import ArenaFullError
-from conveyor.runtime.stored_values import KeptAt
+from conveyor.runtime.stored_values import StoreSnapshot
 
 #: Values below are told with the news that they are there.
 SMALL = 32 * 1024
-#: Formats that ``_core.lying_in`` takes and gives: address and length; offset and size of a block, and where
-#: in it.
-_RANGE, _LYING = struct.Struct("<QQ"), struct.Struct("<QQQ")
+#: Formats that ``_core.ranges_in_arena`` takes and gives: address and length; offset and size of a block,
+#: and where in it.
+_RANGE, _ARENA_RANGE = struct.Struct("<QQ"), struct.Struct("<QQQ")
 
 
 class Wanted(Struct, frozen=True):
@@ -50,7 +50,7 @@ class Wanted(Struct, frozen=True):
 class Brought(Struct, frozen=True):
     """Outcome of a fetch: the memory is where it was to be put, or there is an error.
 
-    data: the memory, where it is so small that no room was made for it.
+    data: the memory, where it is so small that no buffer was made for it.
     error: of the system, as reading on one node would have given it; 0: the memory is there. why: in words.
     """
 
@@ -59,9 +59,9 @@ class Brought(Struct, frozen=True):
     why: str = ""
 
 
-class Room:
-    """Memory of this process that its host writes to, by the file that it lies in; of the arena, as values of
-    this host would get it, or where there is none left, of its own.
+class ReceiveBuffer:
+    """Memory of this process that its node writes to, by the file that it lies in; of the arena, as values of
+    this node would get it, or where there is none left, of its own.
 
     fd, at: the file, and where it begins there.
     """
@@ -79,8 +79,8 @@ class Room:
             os.ftruncate(self._file.fd, size)
             self.fd, self.at = self._file.fd, 0
             return
-        place = _core.lying_in(_RANGE.pack(self._memory.address, size), arena)
-        offset, _, begins = _LYING.unpack(place)
+        place = _core.ranges_in_arena(_RANGE.pack(self._memory.address, size), arena)
+        offset, _, begins = _ARENA_RANGE.unpack(place)
         self.fd, self.at = arena.file[0], offset + begins
 
     def memory(self) -> _core.Buffer:
@@ -91,8 +91,8 @@ class Room:
         return self._memory
 
 
-class RoomAt(NamedTuple):
-    """Room as the node's agent has it."""
+class ReceiveFile(NamedTuple):
+    """Receive buffer as the node's agent has it."""
 
     fd: int
     at: int
@@ -114,11 +114,11 @@ class RemoteMemory(Protocol):
     """Memory of the processes of all other nodes."""
 
     def fetch(
-        self, wanted: Wanted, room: Room | None, tell: Callable[[Brought], object]
+        self, wanted: Wanted, buffer: ReceiveBuffer | None, tell: Callable[[Brought], object]
     ) -> Callable[[], object]:
-        """Have memory fetched and put into ``room``, which is there until ``tell`` is called: once, by any
-        thread. Without ``room`` the memory is less than :data:`SMALL`, and is told with the outcome. Returns
-        a function to call if nobody waits any more."""
+        """Have memory fetched and put into ``buffer``, which is there until ``tell`` is called: once, by any
+        thread. Without ``buffer`` the memory is less than :data:`SMALL`, and is told with the outcome.
+        Returns a function to call if nobody waits any more."""
         ...
 
     def introduce(self, process: Reader) -> bool:
@@ -126,7 +126,7 @@ class RemoteMemory(Protocol):
         from now on."""
         ...
 
-    def kept(self) -> list[KeptAt]:
+    def stored(self) -> list[StoreSnapshot]:
         """Return the stored values of the processes of all other nodes, as far as these answer in time."""
         ...
 

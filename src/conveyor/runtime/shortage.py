@@ -17,7 +17,7 @@ from conveyor.runtime.waiting import Alarm, TimeLimit, wait_within
 
 #: How long those who hold memory are given to let go of it once they have nothing to do any more: a value may
 #: be held a moment longer than its call takes.
-_SETTLE_NS = 500_000_000
+_RELEASE_NS = 500_000_000
 #: How long a value waits, since memory came back last, where nobody runs but the program, which may let go of
 #: what it holds at any time; and where that waits for this library, as in ``get``.
 _PROGRAM_NS = 60_000_000_000
@@ -110,11 +110,11 @@ class Shortage:
 
     def _tell(self) -> None:
         """Tell the other processes what waits here."""
-        told = None
+        reported = None
         # Again if a signal handler has begun or ended a wait meanwhile.
-        while told != (what := self._what()) and not self._inbox.inherited:
+        while reported != (what := self._what()) and not self._inbox.inherited:
             self._process_table.starve(self._inbox.slot, what)
-            told = what
+            reported = what
 
     def _what(self) -> int:
         if not self.waits:
@@ -249,7 +249,7 @@ class Shortage:
     @property
     def over(self) -> bool:
         """Whether the session ends."""
-        return self._process_table.leaving(DRIVER)
+        return self._process_table.is_exiting(DRIVER)
 
     def notify_at(self, wait: MemoryWait) -> None:
         """Notify this process's doorbell at the deadline of ``wait``."""
@@ -364,7 +364,7 @@ class MemoryWait:
         # The last time that somebody ran who might let go of memory, and that a value was let go of.
         self._hoped_at = self._news_at = _core.monotonic_ns()
         self._program_held = False
-        self._settled_at = 0  # 0: it has held none
+        self._released_at = 0  # 0: it has held none
         self._waiting_since = 0  # of the program, as far as it was seen; 0: it went on
         #: The news since which it was tried.
         self.tried = -1
@@ -372,7 +372,7 @@ class MemoryWait:
         # A try that fails gives back what it had got by then, which is news as well.
         self._pauses = Pauses(0.002, 0.1)
         self._not_before = 0
-        self._looks_at = 0
+        self._next_look_ns = 0
         self._due = False
         #: When the alarm rings, in nanoseconds of the monotonic clock; 0: not as things are.
         self.deadline = 0
@@ -391,10 +391,10 @@ class MemoryWait:
             self._notify_at(self._not_before)
         # That takes its time, and each ring asks.
         now = _core.monotonic_ns()
-        if now < self._looks_at:
-            self._notify_at(self._looks_at)
+        if now < self._next_look_ns:
+            self._notify_at(self._next_look_ns)
             return False
-        self._looks_at = now + _LEAST_NS
+        self._next_look_ns = now + _LEAST_NS
         self._is_over = self._is_in_vain()
         if crosses_at := self._crosses_at():
             self._may_cross = now >= crosses_at
@@ -463,7 +463,7 @@ class MemoryWait:
                 self._notify_at(ends)  # from then on it may be part of a cycle
             return False
         since = max(self._hoped_at, self._news_at)
-        vain_at = max(since + _SETTLE_NS, self._program_until(since))
+        vain_at = max(since + _RELEASE_NS, self._program_until(since))
         # The program may wait by then, or hold none any more.
         self._notify_at(min(vain_at, now + _LOOK_NS))
         return now >= vain_at
@@ -475,8 +475,8 @@ class MemoryWait:
         if not shortage.program_holds(self._held()):
             if self._program_held:  # it takes its time until what was let go of is there to be had
                 self._program_held = False
-                self._settled_at = _core.monotonic_ns() + _SETTLE_NS
-            return self._settled_at
+                self._released_at = _core.monotonic_ns() + _RELEASE_NS
+            return self._released_at
         self._program_held = True
         if (self._blocks or self.is_result) and shortage.is_all_of_the_program():
             return 0  # a result of the inline engine's waits in its thread

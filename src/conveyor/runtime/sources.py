@@ -24,7 +24,7 @@ class ChannelEnd(Protocol):
     """End of a user's channel."""
 
     @property
-    def unmet(self) -> bool:
+    def pending(self) -> bool:
         """Whether this end reads the frames of a process that is still unknown."""
 
     def hang_up(self) -> None:
@@ -35,20 +35,20 @@ class Sources:
     """Registry of the processes that send frames to one process. It takes no lock: each operation on a
     dictionary is one step.
 
-    Native code removes the traces of an end that is gone, and the work that follows is a chore
-    (``Cleanup.will``): a finalizer in Python would swallow a Ctrl-C that comes in it.
+    Native code removes the traces of an end that is gone, and the work that follows is left to the cleanup
+    (``Cleanup.finalizer``): a finalizer in Python would swallow a Ctrl-C that comes in it.
     """
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self._ends: dict[int, tuple[Reader, weakref.ref[_core.Reader], _core.Will | None]] = {}
-        self._unmet: dict[int, tuple[weakref.ref[ChannelEnd], _core.Will | None]] = {}
+        self._ends: dict[int, tuple[Reader, weakref.ref[_core.Reader], _core.Finalizer | None]] = {}
+        self._pending: dict[int, tuple[weakref.ref[ChannelEnd], _core.Finalizer | None]] = {}
         self._awaited: dict[int, _Awaited] = {}
 
     def expect(self, end: ChannelEnd) -> None:
         """Note that a process may send to ``end`` from now on. Until it is known which, it may be any."""
         number = next(self._numbers)
-        self._unmet[number] = weakref.ref(end, partial(self._unmet.pop, number)), None
+        self._pending[number] = weakref.ref(end, partial(self._pending.pop, number)), None
 
     def note(self, writer: Reader, end: _core.Reader) -> None:
         """Note that ``end`` reads the frames of ``writer``."""
@@ -66,25 +66,25 @@ class Sources:
         if not self._awaited:
             return
         look = partial(_look, weakref.ref(self))
-        for number, (writer, end, will) in list(self._ends.items()):
-            if will is None and any(
+        for number, (writer, end, finalizer) in list(self._ends.items()):
+            if finalizer is None and any(
                 writer in awaited.writers for awaited in self._awaited.values()
             ):
-                self._ends[number] = writer, end, cleanup.will(look)
-        for number, (unmet, will) in list(self._unmet.items()):
-            if will is None:
-                self._unmet[number] = unmet, cleanup.will(look)
+                self._ends[number] = writer, end, cleanup.finalizer(look)
+        for number, (pending, finalizer) in list(self._pending.items()):
+            if finalizer is None:
+                self._pending[number] = pending, cleanup.finalizer(look)
         self.look()  # one of them may have gone meanwhile
 
     def look(self) -> None:
         """Look again whether reading ends are empty now, and call whoever waits for that."""
         if not self._awaited:
             return
-        for number, (expected, _) in list(self._unmet.items()):
-            unmet = expected()
-            if unmet is not None and unmet.unmet:
+        for number, (expected, _) in list(self._pending.items()):
+            pending = expected()
+            if pending is not None and pending.pending:
                 return
-            self._unmet.pop(number, None)
+            self._pending.pop(number, None)
         full = set()
         for number, (writer, reading, _) in list(self._ends.items()):
             end = reading()

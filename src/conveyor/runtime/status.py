@@ -176,7 +176,7 @@ class ProcessSnapshot(Struct, frozen=True):
     """Process snapshot: a copy of a row of the process table, with facts from ``/proc``, for readers that
     have access to neither.
 
-    works: what it runs: graph, node, execution or call, since how many nanoseconds, and the method's name.
+    running: what it runs: graph, node, execution or call, since how many nanoseconds, and the method's name.
     blocked_on, fetching, decoding, start_waits_for: as in :class:`ActorStatus`. memory: its part of the
     node's shared memory.
     """
@@ -185,7 +185,7 @@ class ProcessSnapshot(Struct, frozen=True):
     pid: int
     state: ActorState
     stopped: bool = False
-    works: tuple[int, int, int, int, str] | None = None
+    running: tuple[int, int, int, int, str] | None = None
     blocked_on: str | None = None
     fetching: Fetching | None = None
     decoding: Decoding | None = None
@@ -210,17 +210,17 @@ def read_snapshot(
     if process_table.is_remote(slot):
         return ProcessSnapshot(name, 0, "elsewhere")
     state, graph, node, execution, since_ns, _signal, what = process_table.status(slot)
-    works, blocked_on, decoding = None, None, _decoding(process_table, slot, state)
+    running, blocked_on, decoding = None, None, _decoding(process_table, slot, state)
     if state == _RUNNING:
         waits = (process_table.waits(slot, STEPS) or (0, 0, 0, []))[3]
-        works = (graph, node, execution, _core.monotonic_ns() - since_ns, what)
+        running = (graph, node, execution, _core.monotonic_ns() - since_ns, what)
         blocked_on = _blocked_on(process_table, *waits[0]) if waits else None
     return ProcessSnapshot(
         name,
         pid,
         "starting" if condition == 1 else "idle" if decoding is None else "decoding",
         bool(pid) and is_stopped(pid),
-        works,
+        running,
         blocked_on,
         _fetching(process_table, slot),
         decoding,
@@ -270,8 +270,8 @@ def _fetching(process_table: _core.ProcessTable, slot: int) -> Fetching | None:
     seconds = (_core.monotonic_ns() - since_ns) / 1e9
     name = process_table.name(holder)
     # Who waits is of the process table's own host, and it may be a device that has not made the values yet.
-    far = holder if process_table.is_remote(holder) else None
-    return Fetching(f"{number:016x}", name, done, total, seconds, others, far)
+    remote_holder = holder if process_table.is_remote(holder) else None
+    return Fetching(f"{number:016x}", name, done, total, seconds, others, remote_holder)
 
 
 def with_node(status: ActorStatus, name: Callable[[int], str | None]) -> ActorStatus:
@@ -283,20 +283,20 @@ def with_node(status: ActorStatus, name: Callable[[int], str | None]) -> ActorSt
     return replace(status, fetching=structs.replace(fetching, node=name(fetching.slot)))
 
 
-def status_of(page: ProcessSnapshot, label: Label | None = None) -> ActorStatus:
+def status_of(snapshot: ProcessSnapshot, label: Label | None = None) -> ActorStatus:
     """Convert a process snapshot to the status that users see. ``label`` names a (graph, node)."""
     status = ActorStatus(
-        page.name,
-        page.pid,
-        page.state,
-        fetches_from=None if page.fetching is None else page.fetching.holder,
-        fetching=page.fetching,
-        decoding=page.decoding,
-        stack=page.stack,
-        start_waits_for=page.start_waits_for,
+        snapshot.name,
+        snapshot.pid,
+        snapshot.state,
+        fetches_from=None if snapshot.fetching is None else snapshot.fetching.holder,
+        fetching=snapshot.fetching,
+        decoding=snapshot.decoding,
+        stack=snapshot.stack,
+        start_waits_for=snapshot.start_waits_for,
     )
-    if page.works is not None:
-        graph, node, execution, elapsed, what = page.works
+    if snapshot.running is not None:
+        graph, node, execution, elapsed, what = snapshot.running
         method = (label(graph, node) if label is not None else None) if graph else what
         status = replace(
             status,
@@ -306,9 +306,9 @@ def status_of(page: ProcessSnapshot, label: Label | None = None) -> ActorStatus:
             execution=execution if graph else None,
             call=None if graph else execution,
             since=time.time() - elapsed / 1e9,
-            blocked_on=page.blocked_on,
+            blocked_on=snapshot.blocked_on,
         )
-    return replace(status, state="stopped") if page.stopped else status
+    return replace(status, state="stopped") if snapshot.stopped else status
 
 
 def actor_status(

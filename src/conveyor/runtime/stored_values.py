@@ -14,7 +14,7 @@ from conveyor import _core
 _STARTING, _ALIVE = 1, 2
 
 
-class KeptAt(Struct, frozen=True):
+class StoreSnapshot(Struct, frozen=True):
     """Object store of one process, with the names of all processes concerned.
 
     values: number, bytes, age in nanoseconds, and the names that ``direct.store`` has noted of each.
@@ -31,7 +31,7 @@ class KeptAt(Struct, frozen=True):
     sent: Sequence[tuple[int, str]]
 
 
-def kept_on(process_table: _core.ProcessTable, own: int | None) -> list[KeptAt]:
+def stores_on(process_table: _core.ProcessTable, own: int | None) -> list[StoreSnapshot]:
     """List the stored values of each living process of this node. ``own``: the slot of this process, if it
     has any."""
     found = []
@@ -56,13 +56,13 @@ def kept_on(process_table: _core.ProcessTable, own: int | None) -> list[KeptAt]:
             continue
         now, name = _core.monotonic_ns(), process_table.name
         aged = [(number, size, max(now - since, 0), names) for number, size, since, names in values]
-        holding = [
+        holders = [
             (number, name(reader))
             for number, reader, which in sent
             if not process_table.gone(reader, which)
         ]
         reading = [*held, *process_table.announced(slot)]
-        found.append(KeptAt(name(slot), slot, aged, reading, holding))
+        found.append(StoreSnapshot(name(slot), slot, aged, reading, holders))
     return found
 
 

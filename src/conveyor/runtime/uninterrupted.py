@@ -108,7 +108,7 @@ def uninterrupted(work: Callable[[], T], on_interrupt: Callable[[], object] | No
 class _Job(Generic[T]):
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
-        self._claim = threading.Lock()
+        self._run_lock = threading.Lock()
         self.outcome: list[T] = []
         self.error: BaseException | None = None
         self.over = False
@@ -119,7 +119,7 @@ class _Job(Generic[T]):
         self.doorbell.acquire()
 
     def begun(self) -> bool:
-        return self._claim.locked()
+        return self._run_lock.locked()
 
     def take_error(self) -> BaseException:
         """Return the error that the work has raised, and forget it here: the error refers to the job."""
@@ -128,7 +128,7 @@ class _Job(Generic[T]):
         return error
 
     def run(self) -> None:
-        if not self._claim.acquire(blocking=False):
+        if not self._run_lock.acquire(blocking=False):
             return
         try:
             self.outcome.append(self._work())

@@ -22,19 +22,19 @@ class Note(Struct, frozen=True):
     waits: Sequence[tuple[int, int, str]]
 
 
-def way_back(
+def path_back(
     notes: Mapping[Node, Note], start: Node, is_mine: Callable[[Node], bool]
 ) -> list[tuple[int, str]] | None:
     """Return the shortest way from ``start`` to a work of the process that asks: each process with a
     description of its wait."""
-    ways: dict[Node, list[tuple[int, str]]] = {start: []}
+    paths: dict[Node, list[tuple[int, str]]] = {start: []}
     ahead = [start]
     for node in ahead:
         if is_mine(node):
-            return ways[node]
+            return paths[node]
         for slot, work, text in notes[node].waits:
-            if (slot, work) not in ways:
-                ways[slot, work] = [*ways[node], (node[0], text)]
+            if (slot, work) not in paths:
+                paths[slot, work] = [*paths[node], (node[0], text)]
                 ahead.append((slot, work))
     return None
 
@@ -43,7 +43,7 @@ def way_back(
 #: work says which of these lanes does it.
 STEPS, CALLS = 0, 1
 #: The next one of those that run side by side, where the coroutines of calls are limited.
-PLACE = 3
+CONCURRENCY = 3
 
 
 def steps_of(graph: int) -> int:

@@ -159,7 +159,7 @@ class TimeLimit:
 def wait_for_flag(flag: Flag, what: str, doing: str, time_limit: TimeLimit | None = None) -> None:
     """Wait until ``flag`` is set. ``what`` is waited for, and ``doing`` says what happens meanwhile."""
     time_limit = time_limit or TimeLimit(None)
-    while not flag.wait(time_limit.step(), looks=True):
+    while not flag.wait(time_limit.step(), interruptible=True):
         time_limit.check(lambda: what, lambda: doing)
 
 

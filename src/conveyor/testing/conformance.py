@@ -163,7 +163,7 @@ class Peer:
     def __init__(self, device: Device | None = None) -> None:
         """``device``: the device of its tensors; ``None``: the CPU."""
         self.device = "cpu" if device is None else device.kind
-        self.kept: list[Any] = []
+        self.held: list[Any] = []
         self.buffer: Any = None
 
     def make(self, kind: str) -> Any:
@@ -214,16 +214,16 @@ class Peer:
 
     def keep(self, value: Any) -> int:
         """Hold a value for good."""
-        self.kept.append(value)
-        return len(self.kept)
+        self.held.append(value)
+        return len(self.held)
 
     def forget(self) -> None:
         """Let go of all values that are held."""
-        self.kept.clear()
+        self.held.clear()
 
-    def kept_totals(self) -> list[tuple[int, float, float]]:
+    def held_totals(self) -> list[tuple[int, float, float]]:
         """Describe the contents of the values that are held."""
-        return [self.total(value) for value in self.kept]
+        return [self.total(value) for value in self.held]
 
     def scribble(self, value: Any) -> float:
         """Write over a value that has come, and return what was in it."""
@@ -387,9 +387,9 @@ def _expect_error(ref: Any, *kinds: type[BaseException]) -> BaseException:
     raise AssertionError(f"{value!r} instead of an error")
 
 
-def _chain(name: str, maker: Any, method: str, reader: Any, looks: str) -> Any:
+def _chain(name: str, producer: Any, method: str, reader: Any, looks: str) -> Any:
     with InputNode() as inp:
-        made = getattr(maker, method).bind(inp).with_tensor_transport(name)
+        made = getattr(producer, method).bind(inp).with_tensor_transport(name)
         return getattr(reader, looks).bind(made)
 
 
@@ -444,7 +444,7 @@ def _values_are_safe(name: str) -> None:
             for number in range(10):
                 _expect(_get(graph.execute(number)), float(number), "before it is written to")
         wanted = [(number, float(number), float(number)) for number in range(10)]
-        _expect(_get(b.kept_totals.remote()), wanted, "the values that are held")
+        _expect(_get(b.held_totals.remote()), wanted, "the values that are held")
 
 
 def _memory_is_used_again(name: str) -> None:
@@ -486,14 +486,14 @@ def _teardown(name: str) -> None:
     """A graph that is torn down in the middle leaves its actors usable, and nothing behind."""
     with _peers(2) as (a, b):
         before = None
-        for turn in range(6):
+        for repeat in range(6):
             graph = _chain(name, a, "make_big", b, "slow").compile(depth=8)
             _get(graph.execute(0))
             for number in range(8):
                 graph.execute(number)
             graph.teardown()
-            if turn == 2:
-                before = _settled(a, b)
+            if repeat == 2:
+                before = _stable_holdings(a, b)
         assert before is not None
         _wait_for(
             lambda: _holdings(a, b) <= before, lambda: f"{_holdings(a, b)}, and {before} before"
@@ -504,7 +504,7 @@ def _holdings(*peers: Any) -> list[tuple[int, int]]:
     return [tuple(_get(peer.holdings.remote())) for peer in peers]
 
 
-def _settled(*peers: Any) -> list[tuple[int, int]]:
+def _stable_holdings(*peers: Any) -> list[tuple[int, int]]:
     """Count what the actors hold until the counts repeat: freeing things takes a moment."""
     last = _holdings(*peers)
     for _ in range(100):
@@ -595,7 +595,7 @@ class _Trial(NamedTuple):
     name: str
     sample: Callable[[int], Any]
     equal: Callable[[Any, Any], bool]
-    maker: Any
+    producer: Any
     user: Any
 
     def actor(self) -> Any:
@@ -636,7 +636,7 @@ def check_tensor_transport_manager(
     name = f"checked-{os.getpid()}-{next(_numbers)}"
     register_tensor_transport(name, devices, _counted(manager_class), data_type)
     trial = _Trial(name, sample or _tensor, equal or _same, None, None)
-    trial = trial._replace(maker=trial.actor(), user=trial.actor())
+    trial = trial._replace(producer=trial.actor(), user=trial.actor())
     failed = []
     for check in _MANAGER_CHECKS:
         try:
@@ -748,8 +748,8 @@ def _made(trial: _Trial, actor: Any, number: int) -> Any:
 
 
 def _arrives(trial: _Trial) -> None:
-    maker, user = trial.maker, trial.user
-    ref = _made(trial, maker, 1)
+    producer, user = trial.producer, trial.user
+    ref = _made(trial, producer, 1)
     value = _get(ref)
     assert ref.route() == trial.name, f"it came by {ref.route()!r}: nothing was taken out of it"
     trial.assert_equal(value["one"], 1, "what the driver got")
@@ -770,8 +770,8 @@ def _is_of_the_driver(trial: _Trial) -> None:
 
 
 def _comes_again(trial: _Trial) -> None:
-    maker = trial.maker
-    ref = _made(trial, maker, 2)
+    producer = trial.producer
+    ref = _made(trial, producer, 2)
     first, second = _get(ref), _get(ref)
     assert first["one"] is not second["one"], "two fetches gave one object"
     trial.assert_equal(first["one"], 2, "the first fetch")
@@ -779,8 +779,8 @@ def _comes_again(trial: _Trial) -> None:
 
 
 def _comes_to_many_at_once(trial: _Trial) -> None:
-    maker, users = trial.maker, [trial.user, trial.actor()]
-    refs = [_made(trial, maker, i) for i in range(4)]
+    producer, users = trial.producer, [trial.user, trial.actor()]
+    refs = [_made(trial, producer, i) for i in range(4)]
     calls = [user.give_back.remote(ref) for user in users for ref in refs]
     with ThreadPoolExecutor(4) as pool:
         for i, value in enumerate(pool.map(_get, refs)):
@@ -790,12 +790,12 @@ def _comes_to_many_at_once(trial: _Trial) -> None:
 
 
 def _needs_no_method_of_the_producer(trial: _Trial) -> None:
-    maker = trial.maker
-    ref = _made(trial, maker, 1)
-    begun, told = conveyor.channel.open()
+    producer = trial.producer
+    ref = _made(trial, producer, 1)
+    begun, begun_receiver = conveyor.channel.open()
     go_on, goes_on = conveyor.channel.open()
-    held = maker.busy.remote(begun, goes_on)
-    told.receive(timeout=_TIME_LIMIT)
+    held = producer.busy.remote(begun, goes_on)
+    begun_receiver.receive(timeout=_TIME_LIMIT)
     try:
         value = _get(ref)
         assert not held.done()
@@ -806,36 +806,36 @@ def _needs_no_method_of_the_producer(trial: _Trial) -> None:
 
 
 def _lets_go(trial: _Trial) -> None:
-    maker, user = trial.actor(), trial.user
-    refs = [_made(trial, maker, i) for i in range(3)]
+    producer, user = trial.actor(), trial.user
+    refs = [_made(trial, producer, i) for i in range(3)]
     _get([user.give_back.remote(ref) for ref in refs])
-    extracted, freed, wrong = _get(maker.counted.remote(0))
+    extracted, freed, wrong = _get(producer.counted.remote(0))
     assert not freed, "a value was collected while there were references to it"
     refs.clear()
     gc.collect()
-    extracted, freed, wrong = _get(maker.counted.remote(3))
+    extracted, freed, wrong = _get(producer.counted.remote(3))
     assert sorted(extracted) == sorted(freed), f"of {extracted} these were collected: {freed}"
     assert len(set(freed)) == 3, f"three values were called {freed}"
     assert not wrong, "; ".join(wrong)
 
 
 def _outlives_the_producer(trial: _Trial) -> None:
-    maker, user = trial.actor(), trial.user
-    ref = _made(trial, maker, 1)
-    conveyor.kill(maker)
+    producer, user = trial.actor(), trial.user
+    ref = _made(trial, producer, 1)
+    conveyor.kill(producer)
     for failing in (ref, user.give_back.remote(ref)):
         try:
             _get(failing)
         except ActorDiedError:
             continue
         raise AssertionError("the value of a dead actor could be fetched")
-    one, _, _ = _get(user.give_back.remote(_made(trial, trial.maker, 2)))
+    one, _, _ = _get(user.give_back.remote(_made(trial, trial.producer, 2)))
     trial.assert_equal(one, 2, "what came after an actor's death")
 
 
 def _outlives_the_consumer(trial: _Trial) -> None:
-    maker, user = trial.actor(), trial.actor()
-    ref = _made(trial, maker, 1)
+    producer, user = trial.actor(), trial.actor()
+    ref = _made(trial, producer, 1)
     _get(user.give_back.remote(ref))
     lost = user.give_back.remote(ref)
     conveyor.kill(user)
@@ -843,7 +843,7 @@ def _outlives_the_consumer(trial: _Trial) -> None:
     trial.assert_equal(_get(ref)["one"], 1, "what came after a consumer's death")
     del ref, lost
     gc.collect()
-    _, freed, _ = _get(maker.counted.remote(1))
+    _, freed, _ = _get(producer.counted.remote(1))
     assert len(freed) == 1, "a value that a dead consumer had was not collected"
 
 

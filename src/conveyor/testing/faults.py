@@ -238,18 +238,18 @@ def _changed(actor: AnyActor | None, held: int, failing: int) -> Iterator[None]:
     runtime: Any = context.current()
     process_table = runtime.process.process_table
     if actor is None:
-        place = runtime.process.identity
+        identity = runtime.process.identity
     else:
         link = runtime._known_link(actor._id)
         if not hasattr(link, "actor_slot"):
             raise RuntimeStateError(
                 "on the inline engine all values are in one process, and nothing is fetched"
             )
-        place = link.actor_slot, process_table.incarnation(link.actor_slot)
-    process_table.change_transfers(place[0], held, failing)
+        identity = link.actor_slot, process_table.incarnation(link.actor_slot)
+    process_table.change_transfers(identity[0], held, failing)
     try:
         yield
     finally:
         # A restarted actor in the same slot begins without these faults.
-        if not process_table.gone(*place):
-            process_table.change_transfers(place[0], -held, -failing)
+        if not process_table.gone(*identity):
+            process_table.change_transfers(identity[0], -held, -failing)

@@ -231,7 +231,7 @@ class Job(Struct, eq=False):
     ended: Callable[[Any, BaseException | None], None]
 
 
-class Line:
+class OperationQueue:
     """Queue of the operations on one communicator, in one process. Only the thread of the actor's programs
     may use it.
 
@@ -270,7 +270,7 @@ class Line:
         return not self._endpoints
 
     @property
-    def settled(self) -> bool:
+    def stable(self) -> bool:
         """Whether no new generation is about to begin. When one begins, every peer is told."""
         return self._coming == self.generation
 
@@ -398,18 +398,20 @@ def _nothing() -> None:
 
 
 #: By domain, the queue of a communicator in this process, for the edges of all graphs. The endpoints hold it.
-_lines: WeakValues[str, Line] = WeakValues()
+_operation_queues: WeakValues[str, OperationQueue] = WeakValues()
 
 
-def line_of(domain: str, name: str, sealed: Sealed, rank: int, wire: Wire) -> Line:
+def operations_of(domain: str, name: str, sealed: Sealed, rank: int, wire: Wire) -> OperationQueue:
     """Return the queue of a domain, and create it if it is missing or closed."""
-    line = _lines.get(domain)
-    if line is None or line.closed:
+    operations = _operation_queues.get(domain)
+    if operations is None or operations.closed:
         # A restarted process has a later generation than all others, so they all make their copies anew:
         # connections to its predecessor are of no use. The driver counts the generations, since clocks of
         # nodes cannot be compared.
-        line = _lines[domain] = Line(name, sealed, rank, wire.start_thread, wire.deployed)
-    return line
+        operations = _operation_queues[domain] = OperationQueue(
+            name, sealed, rank, wire.start_thread, wire.deployed
+        )
+    return operations
 
 
 class Gathering(Endpoint):
@@ -420,29 +422,29 @@ class Gathering(Endpoint):
     ``("gone", generation, transfer, why)`` of a rank that has failed in it, or never enters it.
 
     rank: the writer's in the communicator. member: its actor's name.
-    line: this process's queue for the communicator.
+    operations: this process's queue for the communicator.
     generation: the writer's; ``None``: it has not said.
     begun: the last transfer whose operation the writer has entered, and in which generation.
     gone: by transfer, why the writer has left it.
     broken: why nothing can be told any more.
     """
 
-    def __init__(self, wire: Wire, rank: int, line: Line) -> None:
+    def __init__(self, wire: Wire, rank: int, operations: OperationQueue) -> None:
         self._wire = wire
         self.rank = rank
         self.member = wire.members[0]
-        self.line = line
+        self.operations = operations
         self.generation: int | None = None
         self.begun: tuple[int, int] | None = None
         self.gone: dict[int, str] = {}
         self.broken: BaseException | None = None
-        line.join(self, self._renewed, wire.notify)
-        if line.settled:
-            self._renewed(line.generation)
+        operations.join(self, self._renewed, wire.notify)
+        if operations.stable:
+            self._renewed(operations.generation)
 
     def tell(self, what: str, transfer: int | None, why: str | None = None) -> None:
         """Tell all other ranks, as the writer."""
-        self._wire.send((what, self.line.generation, transfer, why))
+        self._wire.send((what, self.operations.generation, transfer, why))
 
     def notify(self) -> None:
         """Have the program look again."""
@@ -454,13 +456,15 @@ class Gathering(Endpoint):
         for _, (what, generation, transfer, why) in self._wire.receive():
             if what == "anew":
                 self.generation = generation
-                self.line.renew(generation, f"{self.member} has made it anew{why and ': '}{why}")
+                self.operations.renew(
+                    generation, f"{self.member} has made it anew{why and ': '}{why}"
+                )
             elif what == "begun":
                 self.begun = transfer, generation
             else:
                 self.gone[transfer] = why
-        self.line.advance()
-        self.line.check(self)
+        self.operations.advance()
+        self.operations.check(self)
 
     def send(self, tensors: Sequence[Any], transfer: int) -> NoReturn:
         """Refuse to send: messages between the ranks have no tensors."""
@@ -473,40 +477,40 @@ class Gathering(Endpoint):
     def abort(self, reason: BaseException) -> None:
         """Keep ``reason`` as ``broken``, and leave the communicator's queue."""
         self.broken = reason
-        self.line.leave(self)
+        self.operations.leave(self)
 
     def close(self) -> None:
         """Leave the communicator's queue."""
-        self.line.leave(self)
+        self.operations.leave(self)
 
     def _renewed(self, generation: int) -> None:
         if self._wire.rank == 0:
-            self._wire.send(("anew", generation, None, self.line.why))
+            self._wire.send(("anew", generation, None, self.operations.why))
 
 
 class CommunicatorEndpoint(Endpoint):
     """Endpoint of an edge over a communicator. A reader asks for a transfer; then the end with the lower rank
-    begins, see :class:`Line`.
+    begins, see :class:`OperationQueue`.
 
     Messages on the wire: ``("ask", generation, transfer, reader)``, ``("go", ...)`` of the end that begins,
     ``("gone", ...)`` of an end that gives a transfer up, and ``("anew", generation, None, None)`` of an end
     that has made its communicator anew.
     """
 
-    def __init__(self, wire: Wire, ranks: tuple[int, ...], line: Line) -> None:
+    def __init__(self, wire: Wire, ranks: tuple[int, ...], operations: OperationQueue) -> None:
         """``ranks``: the communicator's ranks of all ends, by their rank at the edge."""
         self._wire = wire
         self._ranks = ranks
-        self._line = line
+        self._operations = operations
         #: By transfer, at the writer: the tensors, the readers that have not got them, and the future.
         self._sent: dict[int, tuple[list[Any], set[int], Future[None]]] = {}
         #: By transfer, at a reader: what comes, and the future.
         self._requested: dict[int, tuple[Sequence[TensorSpec], Future[list[Any]]]] = {}
         #: By rank at the edge, the generation that the other ends have.
         self._generations = [0] * len(ranks)
-        line.join(self, self._renewed, wire.notify)
-        if line.settled:
-            self._renewed(line.generation)
+        operations.join(self, self._renewed, wire.notify)
+        if operations.stable:
+            self._renewed(operations.generation)
 
     def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
         """Prepare to send copies of the tensors, once the readers have asked for them."""
@@ -533,12 +537,12 @@ class CommunicatorEndpoint(Endpoint):
     def progress(self) -> None:
         """Read the messages of the other ends, and advance the communicator's queue. Raises an error that was
         noted for this end."""
-        for rank, (what, generation, transfer, told) in self._wire.receive():
+        for rank, (what, generation, transfer, addressee) in self._wire.receive():
             if what == "anew":
                 self._generations[rank] = generation
-                self._line.renew(generation, f"{self._wire.members[rank]} has made it anew")
+                self._operations.renew(generation, f"{self._wire.members[rank]} has made it anew")
                 continue
-            if rank == 0 and told != self._wire.rank:  # it is another reader's
+            if rank == 0 and addressee != self._wire.rank:  # it is another reader's
                 continue
             known = transfer in (self._requested if rank == 0 else self._sent)
             if what == "gone":
@@ -549,8 +553,8 @@ class CommunicatorEndpoint(Endpoint):
                 self._add(transfer, rank)
             else:
                 self._add(transfer, rank, generation)
-        self._line.advance()
-        self._line.check(self)
+        self._operations.advance()
+        self._operations.check(self)
 
     def abort(self, reason: BaseException) -> None:
         """Fail all transfers with ``reason``, and leave the communicator's queue."""
@@ -561,11 +565,11 @@ class CommunicatorEndpoint(Endpoint):
         while self._requested:
             _, (_, requested) = self._requested.popitem()
             requested.set_exception(reason)
-        self._line.leave(self)
+        self._operations.leave(self)
 
     def close(self) -> None:
         """Leave the communicator's queue."""
-        self._line.leave(self)
+        self._operations.leave(self)
 
     def _begins(self, peer: int) -> bool:
         """Return whether this end begins its transfers with ``peer``."""
@@ -574,7 +578,7 @@ class CommunicatorEndpoint(Endpoint):
     def _add(self, transfer: int, peer: int, generation: int | None = None) -> None:
         """Queue this end's part of a transfer with ``peer``. ``generation``: the one in which the peer has
         begun it; ``None``: it begins here."""
-        if generation is not None and generation != self._line.generation:
+        if generation is not None and generation != self._operations.generation:
             return  # who has begun it fails, since the communicator is made anew, and says so
         rank = self._ranks[peer]
         call: Callable[[Communicator], Any]
@@ -584,14 +588,14 @@ class CommunicatorEndpoint(Endpoint):
             call = functools.partial(_receive, self._requested[transfer][0], rank)
 
         def may_begin() -> bool:
-            return self._generations[peer] == self._line.generation
+            return self._generations[peer] == self._operations.generation
 
         def began() -> None:
             if generation is None:
                 self._tell("go", transfer, peer or self._wire.rank)
 
         ended = functools.partial(self._ended, transfer, peer)
-        self._line.add(Job(self, (transfer, peer), call, generation, may_begin, began, ended))
+        self._operations.add(Job(self, (transfer, peer), call, generation, may_begin, began, ended))
 
     def _ended(self, transfer: int, peer: int, made: Any, error: BaseException | None) -> None:
         """Finish a transfer with ``peer``, whose operation has returned ``made`` or failed with ``error``."""
@@ -626,13 +630,13 @@ class CommunicatorEndpoint(Endpoint):
             self._requested.pop(transfer, None)  # why it does not come, the frames' own wire tells
         else:
             self._served(transfer, peer, None)
-        self._line.forget(self, (transfer, peer), why)
+        self._operations.forget(self, (transfer, peer), why)
 
     def _renewed(self, generation: int) -> None:
         self._wire.send(("anew", generation, None, None))
 
     def _tell(self, what: str, transfer: int, reader: int) -> None:
-        self._wire.send((what, self._line.generation, transfer, reader))
+        self._wire.send((what, self._operations.generation, transfer, reader))
 
 
 def _send(tensors: Sequence[torch.Tensor], peer_rank: int, communicator: Communicator) -> None:
@@ -692,13 +696,15 @@ class CommunicatorTransport(Transport):
 
     def open(self, wire: Wire) -> CommunicatorEndpoint | Gathering:
         """Open this process's end of an edge, as a user of the process's copy of the communicator."""
-        return CommunicatorEndpoint(wire, self._ranks(wire), self._line(wire))
+        return CommunicatorEndpoint(wire, self._ranks(wire), self._operations(wire))
 
     def _ranks(self, wire: Wire) -> tuple[int, ...]:
         return tuple([self.ranks[member] for member in wire.members])
 
-    def _line(self, wire: Wire) -> Line:
-        return line_of(self._domain, self.name, self._sealed, self._ranks(wire)[wire.rank], wire)
+    def _operations(self, wire: Wire) -> OperationQueue:
+        return operations_of(
+            self._domain, self.name, self._sealed, self._ranks(wire)[wire.rank], wire
+        )
 
 
 class ForCollectives:
@@ -719,7 +725,7 @@ class CollectiveTransport(CommunicatorTransport):
     def open(self, wire: Wire) -> Gathering:
         """Open this process's end of the edge on which one rank tells the others how far it is."""
 
-        return Gathering(wire, self._ranks(wire)[0], self._line(wire))
+        return Gathering(wire, self._ranks(wire)[0], self._operations(wire))
 
 
 def is_one(value: Any) -> bool:

@@ -51,10 +51,10 @@ def _v4() -> dict[bytes, str]:
     requested = struct.pack("iL", len(entries), entries.buffer_info()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         size, _ = struct.unpack("iL", fcntl.ioctl(any_socket, _SIOCGIFCONF, requested))
-    told = entries.tobytes()
+    data = entries.tobytes()
     found = {}
     for at in range(0, size, _ENTRY):
-        entry = told[at : at + _ENTRY]
+        entry = data[at : at + _ENTRY]
         name = entry[:_NAME].partition(b"\0")[0].decode()
         found[entry[_ADDRESS]] = name.partition(":")[0]  # a second address may have a label
     return found

@@ -15,7 +15,7 @@ _ALIGNMENT = 64
 
 
 #: Layouts of up to this many tensors are cached: the next transfer mostly has the same specs.
-_KEPT_UP_TO = 16
+_CACHED_UP_TO = 16
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Layout:
     @staticmethod
     def of(specs: Sequence[TensorSpec]) -> Layout:
         """Lay out tensors, in their order."""
-        work_out = _kept if len(specs) <= _KEPT_UP_TO else _worked_out
+        work_out = _cached if len(specs) <= _CACHED_UP_TO else _worked_out
         return work_out(tuple(specs))
 
     def fill(self, memory: Any, tensors: Sequence[Any]) -> None:
@@ -44,8 +44,8 @@ class Layout:
         import torch
 
         with torch.no_grad():
-            for place, tensor in zip(self.open(memory), tensors, strict=True):
-                place.copy_(tensor)
+            for target, tensor in zip(self.open(memory), tensors, strict=True):
+                target.copy_(tensor)
 
     def open(self, memory: Any) -> list[Any]:
         """Make the tensors that lie in ``memory``. They hold it."""
@@ -69,4 +69,4 @@ def _worked_out(specs: tuple[TensorSpec, ...]) -> Layout:
     return Layout(specs, tuple(begins), tuple(ends), end)
 
 
-_kept = functools.lru_cache(maxsize=64)(_worked_out)
+_cached = functools.lru_cache(maxsize=64)(_worked_out)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from conveyor import _core
 from conveyor.calls.call import start
-from conveyor.calls.constructor import Kept, keep
+from conveyor.calls.constructor import StoredConstructor, keep
 from conveyor.calls.links import Link
 from conveyor.calls.unsendable import blame_tasks
 from conveyor.codec import importing
@@ -31,7 +31,13 @@ from conveyor.exceptions import (
 from conveyor.graph.assembly import compiled_graph
 from conveyor.graph.compiled import CompiledGraph
 from conveyor.graph.edges import task_labels, tasks_by_actor
-from conveyor.graph.executor import ChannelsSpec, DeployedChannels, Member, MemberSpec, refuse_own
+from conveyor.graph.executor import (
+    ChannelsSpec,
+    DeployedChannels,
+    GraphWorker,
+    GraphWorkerSpec,
+    refuse_own,
+)
 from conveyor.graph.handles import graph_handle
 from conveyor.graph.lifecycle import GraphInfo
 from conveyor.graph.telemetry import TIME_LIMIT, Question, RemoteStatus
@@ -63,9 +69,9 @@ from conveyor.worker.messages import (
     Find,
     FindTransport,
     HaveGpus,
-    HostsOf,
     Kill,
     LookAtRemote,
+    NodesOf,
     OpenGraph,
     OpenRefs,
     Redeploy,
@@ -86,20 +92,20 @@ if TYPE_CHECKING:
     from conveyor.worker.instance import WorkerState
 
 
-class PeerMember:
+class PeerWorker:
     """An actor of a graph that this actor executes."""
 
     def __init__(
         self,
         process_table: _core.ProcessTable,
         requests: RequestClient,
-        member: MemberSpec,
+        worker: GraphWorkerSpec,
         labels: Mapping[tuple[int, int], str],
     ) -> None:
-        self.id = member.id
-        self.pid = member.pid
-        self.slot = member.slot
-        self.incarnation = member.incarnation
+        self.id = worker.id
+        self.pid = worker.pid
+        self.slot = worker.slot
+        self.incarnation = worker.incarnation
         self._process_table = process_table
         self._requests = requests
         self._labels = labels
@@ -207,12 +213,12 @@ class ActorRuntime(CallingRuntime):
         finally:
             close_all(fds)
 
-    def refuse(self, tag: int, error: Exception) -> None:
-        """Tell the driver that the caller which came with ``tag`` could not be introduced here."""
+    def refuse(self, order_id: int, error: Exception) -> None:
+        """Tell the driver that the caller which came with ``order_id`` could not be introduced here."""
         if not isinstance(error, ConveyorError):
             text = f"{self._me.name} could not open a way for these calls: {error!r}"
             error = RuntimeStateError(text)
-        self._requests.tell(Refuse(tag, error))
+        self._requests.tell(Refuse(order_id, error))
 
     def _open(self, request: Request) -> socket.socket:
         with explained("open a connection to the driver"):
@@ -228,8 +234,8 @@ class ActorRuntime(CallingRuntime):
                 f"{self._me.name} imports to decode a value: each process that imports it would make one "
                 'more. Make it in a function, or under `if __name__ == "__main__":`'
             )
-        kept = self._constructor(spec)
-        constructor = None if kept is None else kept.constructor
+        stored = self._constructor(spec)
+        constructor = None if stored is None else stored.constructor
         request = Create(
             spec.cls.__name__,
             dict(spec.methods),
@@ -241,11 +247,11 @@ class ActorRuntime(CallingRuntime):
         )
         actor, _ = self._requests.ask(request, lambda made: Kill(made, True, False))
         assert isinstance(actor, ActorId)
-        if kept is None:
+        if stored is None:
             self.link(actor).call(start((spec.cls, *spec.args), spec.kwargs))
         return actor
 
-    def _constructor(self, spec: ActorSpec) -> Kept | None:
+    def _constructor(self, spec: ActorSpec) -> StoredConstructor | None:
         """Return the constructor call with which the driver can start the actor, now and again. ``None``:
         this process has to. The driver cannot wait for refs of this process, so they go inside; a stream
         cannot, and its items are awaited for an actor that is to be restarted."""
@@ -280,13 +286,13 @@ class ActorRuntime(CallingRuntime):
     def compile(
         self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
     ) -> CompiledGraph:
-        plan = lower(root, config, placement, self._hosts_of, self._have_gpus)
+        plan = lower(root, config, placement, self._nodes_of, self._have_gpus)
         refuse_own(plan, self._me)
         with explained(f"lay the channels of {config.name or 'the graph'}"):
             return compiled_graph(self, plan, config, self.graphs)
 
-    def _hosts_of(self, actors: Sequence[ActorId]) -> Sequence[int]:
-        return tuple(self._requests.ask(HostsOf(tuple(actors)))[0])
+    def _nodes_of(self, actors: Sequence[ActorId]) -> Sequence[int]:
+        return tuple(self._requests.ask(NodesOf(tuple(actors)))[0])
 
     def _have_gpus(self, actors: Sequence[ActorId]) -> bool:
         return bool(self._requests.ask(HaveGpus(tuple(actors)))[0])
@@ -340,22 +346,22 @@ class ActorRuntime(CallingRuntime):
         self._requests.ask_later(LookAtRemote(number, Question(), TIME_LIMIT), then)
 
     def _deployed(self, channels: ChannelsSpec, fds: list[int]) -> DeployedChannels:
-        members, labels = channels.members, self._labels[channels.number]
+        workers, labels = channels.workers, self._labels[channels.number]
         try:
-            all_of(fds, 1 + 2 * len(members))
-            for i, member in enumerate(members):
+            all_of(fds, 1 + 2 * len(workers))
+            for i, worker in enumerate(workers):
                 ends = fds[1 + 2 * i : 3 + 2 * i]
-                self.process.adopt(member.slot, member.incarnation, *ends)
+                self.process.adopt(worker.slot, worker.incarnation, *ends)
             segment = _core.Segment.attach(fds[0])
         finally:
             close_all(fds)
         peers = [
-            PeerMember(self.process.process_table, self._requests, member, labels)
-            for member in members
+            PeerWorker(self.process.process_table, self._requests, worker, labels)
+            for worker in workers
         ]
         return DeployedChannels(channels, peers, segment)
 
-    def undeploy(self, number: int) -> list[tuple[Member, Ref]]:
+    def undeploy(self, number: int) -> list[tuple[GraphWorker, Ref]]:
         self._let_go(number, True)
         return []
 
@@ -382,7 +388,7 @@ class ActorRuntime(CallingRuntime):
         self._labels.pop(number, None)  # until now it names what its actors run
 
     def _wait_until_left(self, number: int) -> None:
-        """Wait until all members of graph ``number`` have left it: those that run a method do so then."""
+        """Wait until all workers of graph ``number`` have left it: those that run a method do so then."""
         process_table = self.process.process_table
         still_deployed: list[int] = []
 
@@ -409,7 +415,7 @@ class ActorRuntime(CallingRuntime):
                 wait,
             )
 
-    def share_graph(self, graph: CompiledGraph, account: object) -> bool:
+    def share_graph(self, graph: CompiledGraph, graph_info: object) -> bool:
         raise RuntimeStateError(f"{graph.name} cannot be passed on by the actor that compiled it")
 
     def load_graph(

@@ -24,7 +24,7 @@ from conveyor.runtime import context
 from conveyor.runtime.cleanup import Cleanup
 from conveyor.runtime.deadlock import WaitRegistry
 from conveyor.runtime.process import Process
-from conveyor.runtime.protocol import ActorId, Returns
+from conveyor.runtime.protocol import ActorId, ResultSpec
 from conveyor.runtime.wait_graph import Blockers, any_of
 from conveyor.runtime.waiting import TimeLimit, outstanding, wait_within
 from conveyor.weak import WeakValues
@@ -96,11 +96,11 @@ class CallingRuntime:
         method: str,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        returns: Returns,
+        result_spec: ResultSpec,
         what: int = METHOD,
         again: bool = False,
     ) -> Any:
-        call = method, args, dict(kwargs) if kwargs else None, returns, what
+        call = method, args, dict(kwargs) if kwargs else None, result_spec, what
         return self._known_link(actor).call(call, again)
 
     def end_links(self) -> None:
@@ -142,10 +142,10 @@ class CallingRuntime:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         what: int = OPEN,
-        returns: Returns = 1,
+        result_spec: ResultSpec = 1,
     ) -> CallStream:
         self.cleanup.do()
-        call = method, args, dict(kwargs) if kwargs else None, returns, what
+        call = method, args, dict(kwargs) if kwargs else None, result_spec, what
         key = self.process.slot, next(self._stream_numbers)
         return CallStream(key, self.cleanup, self._known_link(actor), actor.name, call, is_async)
 

@@ -13,9 +13,9 @@ from conveyor.calls.call import MISSED, START, STOP, Call, returned
 from conveyor.calls.links import link_limits, reply_offset
 from conveyor.calls.pending import take_result
 from conveyor.calls.unsendable import blame_result
-from conveyor.codec import claims, encode_error
+from conveyor.codec import borrows, encode_error
 from conveyor.codec.faults import NotThere
-from conveyor.direct.fetching import Attempts
+from conveyor.direct.fetching import DeferredDecoding
 from conveyor.exceptions import ActorStartError, ArenaFullError, SerializationError
 from conveyor.later import LaterModule
 from conveyor.runtime.process import RESULT_BIT, Process, RingEnd
@@ -56,7 +56,7 @@ class EncodedArgument:
 
     def __init__(self, snapshot: _core.Snapshot) -> None:
         self._snapshot = snapshot
-        self._refs = claims.take(snapshot.meta) if snapshot.has_refs else ()
+        self._refs = borrows.take(snapshot.meta) if snapshot.has_refs else ()
 
     def decode(self, fetches: bool = True) -> Any:
         """Return the value. With ``fetches`` false, an ``Unfetched`` stands for each value that has stayed
@@ -64,15 +64,15 @@ class EncodedArgument:
         return self._snapshot.decode(fetches)
 
 
-class Arriving:
+class PendingFrame:
     """A call, or an input, that is decoded while an event loop runs on: its values are still being
     fetched."""
 
-    __slots__ = ("_attempts", "_call", "_ready")
+    __slots__ = ("_call", "_decoding", "_ready")
 
     def __init__(self, snapshot: _core.Snapshot) -> None:
         self._call = EncodedArgument(snapshot)
-        self._attempts = Attempts()
+        self._decoding = DeferredDecoding()
         # Whether the values that were missing the last time are here.
         self._ready: Callable[[], bool] | None = None
 
@@ -81,7 +81,7 @@ class Arriving:
         if self._ready is not None and not self._ready():
             return _core.EMPTY
         try:
-            return self._attempts.of(self._call.decode)
+            return self._decoding.of(self._call.decode)
         except NotThere as one:
             self._ready = one.ready
             return _core.EMPTY
@@ -92,7 +92,7 @@ class Arriving:
 
     def end(self) -> None:
         """Give up fetches under way: the call is decoded, or not needed any more."""
-        self._attempts.end()
+        self._decoding.end()
 
 
 class Mailbox:
@@ -124,7 +124,7 @@ class Mailbox:
         self.running: dict[int, asyncio.Task[Any]] = {}
         self.cancellations = 0
         #: The next call, while parts of it are missing. Later calls wait for it.
-        self.arriving: Arriving | None = None
+        self.pending: PendingFrame | None = None
         #: Whether the caller is dead. The bit may be another caller's by then.
         self.hung_up = False
         # Calls that run side by side may answer side by side.
@@ -136,45 +136,43 @@ class Mailbox:
         reader = self.reader
         if waits:
             return instance.receive(reader.receive)
-        if self.arriving is None:
+        if self.pending is None:
             call = instance.receive(partial(reader.receive_undecoded, self._set_aside))
-            if call is not self.arriving:
+            if call is not self.pending:
                 return call
-        assert self.arriving is not None
-        read = (
-            self.arriving.unfetched if self.limits.cancelled(reader.tag) else self.arriving.decode
-        )
+        assert self.pending is not None
+        read = self.pending.unfetched if self.limits.cancelled(reader.tag) else self.pending.decode
         try:
             call = instance.receive(read)
         except BaseException:
-            self.drop_arriving()
+            self.drop_pending()
             raise
         if call is not _core.EMPTY:
-            self.drop_arriving()
+            self.drop_pending()
         return call
 
-    def _set_aside(self, snapshot: _core.Snapshot) -> Arriving:
-        self.arriving = Arriving(snapshot)
-        return self.arriving
+    def _set_aside(self, snapshot: _core.Snapshot) -> PendingFrame:
+        self.pending = PendingFrame(snapshot)
+        return self.pending
 
-    def drop_arriving(self) -> None:
+    def drop_pending(self) -> None:
         """Forget the call that was being fetched: it is here, or not needed any more."""
-        arriving, self.arriving = self.arriving, None
-        if arriving is not None:
-            arriving.end()
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.end()
 
-    def reply_error(self, tag: int, meta: bytes) -> None:
+    def reply_error(self, call_id: int, meta: bytes) -> None:
         with self.reply_lock:
-            self.replies.send_error(meta, tag)
+            self.replies.send_error(meta, call_id)
 
 
 EMPTY = _core.EMPTY
 
 #: Name of a call whose arguments, and so its method's name, could not be read.
-_UNREAD = "arguments"
+_ARGUMENTS = "arguments"
 
 #: Calls served from one mailbox before others have a turn.
-_TURN = 16
+_BATCH = 16
 
 
 class Calls:
@@ -235,9 +233,9 @@ class Calls:
 
     def _serve_last(self, mailbox: Mailbox) -> None:
         """Do the calls of a dead caller; calls with missing values are done later."""
-        while not (self._ending or mailbox.reader.empty) and mailbox.arriving is None:
+        while not (self._ending or mailbox.reader.empty) and mailbox.pending is None:
             self._serve(mailbox)
-        if mailbox.arriving is not None:
+        if mailbox.pending is not None:
             return
         self._mailboxes.remove(mailbox)
         self._instance.caller_gone(mailbox.caller[0])
@@ -246,8 +244,8 @@ class Calls:
             # Most likely it was the one that should have sent the constructor's call.
             name = self._instance.name
             gone = ActorStartError(f"{name} has not been started, and a caller has died")
-            for waiting, tag, call in self._early:
-                self._reply_error(waiting, tag, gone, call[0])
+            for waiting, call_id, call in self._early:
+                self._reply_error(waiting, call_id, gone, call[0])
             self._early.clear()
 
     def end(self) -> None:
@@ -257,11 +255,11 @@ class Calls:
     def close(self) -> None:
         """Give up the values that calls still wait for: the actor ends."""
         for mailbox in self._mailboxes:
-            mailbox.drop_arriving()
+            mailbox.drop_pending()
 
     def look_again(self) -> None:
         """Serve the mailboxes whose calls wait for arguments: these may have come."""
-        for mailbox in [one for one in self._mailboxes if one.arriving is not None]:
+        for mailbox in [one for one in self._mailboxes if one.pending is not None]:
             self._serve(mailbox)
             # An order that was served meanwhile may have let go of it.
             if mailbox.hung_up and mailbox in self._mailboxes:
@@ -276,10 +274,10 @@ class Calls:
         ask for more of a stream or for a stored value. If not, the doorbell rings when that may have
         changed."""
         self._stopping = True
-        if any(m.arriving is None and not m.reader.empty for m in self._mailboxes):
+        if any(m.pending is None and not m.reader.empty for m in self._mailboxes):
             self._process.notify()
             return False
-        if self._running or any(m.arriving is not None for m in self._mailboxes):
+        if self._running or any(m.pending is not None for m in self._mailboxes):
             return False
         process = self._process
         if process.releasing.started and others_have_values(process.process_table, process.slot):
@@ -295,7 +293,7 @@ class Calls:
         reader, limits = mailbox.reader, mailbox.limits
         if mailbox.running and limits.cancellations != mailbox.cancellations:
             self._cancel_running(mailbox)
-        for i in range(_TURN):
+        for i in range(_BATCH):
             if i:
                 self.serve_orders()
             if self._ending:
@@ -305,7 +303,7 @@ class Calls:
                 call = mailbox.receive(self._instance, waits=self.coroutines is None)
             except SystemExit:  # it ends the actor, as that of a method does
                 first = reader.tag == 0 and not self._instance.started
-                self._inbox.running_call("__init__" if first else _UNREAD, reader.tag)
+                self._inbox.running_call("__init__" if first else _ARGUMENTS, reader.tag)
                 raise
             except Exception as error:  # the call is out of the ring: this is its answer
                 if reader.tag == 0 and not self._instance.started:
@@ -318,91 +316,93 @@ class Calls:
                 continue
             if call is EMPTY:
                 return
-            tag = reader.tag
-            if limits.cancelled(tag):
+            call_id = reader.tag
+            if limits.cancelled(call_id):
                 self.on_failure(call[0], "was cancelled")
-                mailbox.reply_error(tag, _core.CANCELLED)
+                mailbox.reply_error(call_id, _core.CANCELLED)
             elif self._instance.started:
-                self._call(mailbox, tag, call)
+                self._call(mailbox, call_id, call)
             elif call[4] == START:
-                self._start(mailbox, tag, *call[1], **(call[2] or {}))
+                self._start(mailbox, call_id, *call[1], **(call[2] or {}))
             else:
-                self._early.append((mailbox, tag, call))
+                self._early.append((mailbox, call_id, call))
         self._process.process_table.notify(self._process.slot, mailbox.bit)
 
-    def _start(self, mailbox: Mailbox, tag: int, cls: Any, /, *args: Any, **kwargs: Any) -> None:
-        self._process.inbox.running_call("__init__", tag)
+    def _start(
+        self, mailbox: Mailbox, call_id: int, cls: Any, /, *args: Any, **kwargs: Any
+    ) -> None:
+        self._process.inbox.running_call("__init__", call_id)
         self._instance.start(cls, args, kwargs)
         self._came_back("__init__")
-        self._answer_start(mailbox, tag)
+        self._answer_start(mailbox, call_id)
 
-    def _answer_start(self, mailbox: Mailbox, tag: int) -> None:
+    def _answer_start(self, mailbox: Mailbox, call_id: int) -> None:
         instance = self._instance
         if instance.error is not None:
-            mailbox.reply_error(tag, instance.error)
+            mailbox.reply_error(call_id, instance.error)
         else:
-            mailbox.replies.send(None, tag)
+            mailbox.replies.send(None, call_id)
         self._started()
         _core.Arena.note_given(0)  # that is not known any more
         early, self._early = self._early, []
         for waiting, number, call in early:
             self._call(waiting, number, call)
 
-    def _answer_stop(self, mailbox: Mailbox, tag: int) -> None:
+    def _answer_stop(self, mailbox: Mailbox, call_id: int) -> None:
         """Answer a stop. Nobody gets the answer: a constructor's error that nobody has got either is logged
         with it."""
         instance = self._instance
-        if instance.error is not None and not instance.told:
-            mailbox.reply_error(tag, instance.error)
+        if instance.error is not None and not instance.error_reported:
+            mailbox.reply_error(call_id, instance.error)
         else:
-            mailbox.replies.send(None, tag)
+            mailbox.replies.send(None, call_id)
 
-    def _call(self, mailbox: Mailbox, tag: int, call: Call) -> None:
+    def _call(self, mailbox: Mailbox, call_id: int, call: Call) -> None:
         name, _, _, _, what = call
         if what == STOP:
             self._stop()
-            self._answer_stop(mailbox, tag)
+            self._answer_stop(mailbox, call_id)
             return
         if self._instance.error is not None:
-            self._instance.told = True
-            mailbox.reply_error(tag, self._instance.error)
+            self._instance.error_reported = True
+            mailbox.reply_error(call_id, self._instance.error)
             return
         if what == MISSED:
             self.on_failure(name, call[1][0])
-            mailbox.reply_error(tag, _core.CANCELLED)
+            mailbox.reply_error(call_id, _core.CANCELLED)
             return
         try:
             function, is_async = self._instance.find(call)
         except Exception as error:
-            self._reply_error(mailbox, tag, error, name, ran=False)
+            self._reply_error(mailbox, call_id, error, name, ran=False)
             return
         if self.coroutines is not None and is_async:
             coroutines = self.coroutines
             self._count(1)
-            does = coroutines.new_call(mailbox.caller, tag, self._instance.name, name)
-            mailbox.running[tag] = coroutines.start_call(
+            does = coroutines.new_call(mailbox.caller, call_id, self._instance.name, name)
+            mailbox.running[call_id] = coroutines.start_call(
                 self._call_async(
-                    coroutines, does, mailbox, tag, call, function, mailbox.reader.given
+                    coroutines, does, mailbox, call_id, call, function, mailbox.reader.given
                 ),
-                lambda task: self._ended(mailbox, tag, task),
+                lambda task: self._ended(mailbox, call_id, task),
                 does,
             )
         elif self.pool is not None:
-            self._submit(mailbox, tag, call, function)
+            self._submit(mailbox, call_id, call, function)
         else:
-            self._begun = mailbox, tag
-            self._process.inbox.running_call(name, tag)
-            self._call_now(mailbox, tag, call, function)
+            self._begun = mailbox, call_id
+            self._process.inbox.running_call(name, call_id)
+            self._call_now(mailbox, call_id, call, function)
 
     def until(self) -> int:
         """Return when the running call is over at the latest; see ``instance.until``."""
         if self._begun is None:
             return 0
-        mailbox, tag = self._begun
-        return until(mailbox.limits, tag)
+        mailbox, call_id = self._begun
+        return until(mailbox.limits, call_id)
 
     def _call_now(
-        self, mailbox: Mailbox, tag: int, call: Call, function: Callable[..., Any]
+        self, mailbox: Mailbox, call_id: int, call: Call, function: Callable[..., Any]
     ) -> None:
         name, args, kwargs, _, _ = call
         try:
@@ -410,31 +410,33 @@ class Calls:
         except SystemExit:
             raise
         except BaseException as error:
-            self._reply_error(mailbox, tag, error, name)
+            self._reply_error(mailbox, call_id, error, name)
         else:
-            if not self._reply(mailbox, tag, call, results):
-                with self._late_reply(mailbox, tag, call, results) as sending:
+            if not self._reply(mailbox, call_id, call, results):
+                with self._late_reply(mailbox, call_id, call, results) as sending:
                     self._process.shortage.finish(sending)
 
-    def _submit(self, mailbox: Mailbox, tag: int, call: Call, function: Callable[..., Any]) -> None:
+    def _submit(
+        self, mailbox: Mailbox, call_id: int, call: Call, function: Callable[..., Any]
+    ) -> None:
         assert self.pool is not None
         self._count(1)
         # If no thread can be started, the call has been queued all the same: for the threads that there are,
         # or, if there are none, for the first one, when the call has been answered already.
-        unanswered = [tag]
+        unanswered = [call_id]
         try:
             given = mailbox.reader.given
-            self.pool.submit(self._call_pooled, unanswered, mailbox, tag, call, function, given)
+            self.pool.submit(self._call_pooled, unanswered, mailbox, call_id, call, function, given)
         except RuntimeError as error:
             if not self._has_threads and _taken(unanswered):
                 self._count(-1)
-                self._reply_error(mailbox, tag, error, call[0])
+                self._reply_error(mailbox, call_id, error, call[0])
 
     def _call_pooled(
         self,
         unanswered: list[int],
         mailbox: Mailbox,
-        tag: int,
+        call_id: int,
         call: Call,
         function: Callable[..., Any],
         given: int,
@@ -446,17 +448,17 @@ class Calls:
         try:
             if self._ending:
                 return
-            if mailbox.limits.cancelled(tag):
-                mailbox.reply_error(tag, _core.CANCELLED)
+            if mailbox.limits.cancelled(call_id):
+                mailbox.reply_error(call_id, _core.CANCELLED)
                 return
-            self._process.inbox.running_call(call[0], tag)
-            work = call_of(*mailbox.caller, tag)
+            self._process.inbox.running_call(call[0], call_id)
+            work = call_of(*mailbox.caller, call_id)
             with self._process.wait_registry.running(f"{self._instance.name}.{call[0]}", work):
-                self._call_now(mailbox, tag, call, function)
+                self._call_now(mailbox, call_id, call, function)
         except SystemExit as error:  # it would end nothing but this thread
             if self._inbox.inherited:
                 forked.leave(error)
-            self._leave(error, call[0], tag)
+            self._leave(error, call[0], call_id)
         finally:
             self._count(-1)
             self._process.notify()
@@ -466,7 +468,7 @@ class Calls:
         coroutines: Coroutines,
         does: Activity,
         mailbox: Mailbox,
-        tag: int,
+        call_id: int,
         call: Call,
         function: Callable[..., Any],
         given: int,
@@ -475,76 +477,83 @@ class Calls:
         try:
             async with coroutines.slots:
                 coroutines.begin_call(does)
-                self._process.inbox.running_call(name, tag)
+                self._process.inbox.running_call(name, call_id)
                 results = [await function(*args, **(kwargs or {}))]
         except SystemExit:
-            coroutines.leave(lambda: self._process.inbox.running_call(name, tag))
+            coroutines.leave(lambda: self._process.inbox.running_call(name, call_id))
             raise
         except BaseException as error:
-            if coroutines.leaving:
+            if coroutines.exiting:
                 raise
-            self._reply_error(mailbox, tag, error, name)
+            self._reply_error(mailbox, call_id, error, name)
         else:
             try:
                 with _given(given):
-                    sent = self._reply(mailbox, tag, call, results)
+                    sent = self._reply(mailbox, call_id, call, results)
                 if not sent:
-                    with self._late_reply(mailbox, tag, call, results, given) as sending:
+                    with self._late_reply(mailbox, call_id, call, results, given) as sending:
                         while not sending.try_once():
                             await aio.wait_until(sending.ready, lambda _: sending.causes())
             except SystemExit:
-                coroutines.leave(lambda: self._process.inbox.running_call(name, tag))
+                coroutines.leave(lambda: self._process.inbox.running_call(name, call_id))
                 raise
         finally:
             self._count(-1)
 
-    def _ended(self, mailbox: Mailbox, tag: int, task: asyncio.Task[Any]) -> None:
-        mailbox.running.pop(tag, None)
+    def _ended(self, mailbox: Mailbox, call_id: int, task: asyncio.Task[Any]) -> None:
+        mailbox.running.pop(call_id, None)
         assert self.coroutines is not None
         # Before its first step, or it would have answered itself; or because the actor ends.
-        if task.cancelled() and not self.coroutines.leaving:
+        if task.cancelled() and not self.coroutines.exiting:
             self._count(-1)
-            mailbox.reply_error(tag, _core.CANCELLED)
+            mailbox.reply_error(call_id, _core.CANCELLED)
         if self._stopping:
             self._process.notify()
 
     def _cancel_running(self, mailbox: Mailbox) -> None:
         # Before the look: a cancellation that comes meanwhile is looked for next time.
         mailbox.cancellations = mailbox.limits.cancellations
-        for tag in [tag for tag in mailbox.running if mailbox.limits.cancelled(tag)]:
-            mailbox.running.pop(tag).cancel()
+        for call_id in [
+            call_id for call_id in mailbox.running if mailbox.limits.cancelled(call_id)
+        ]:
+            mailbox.running.pop(call_id).cancel()
 
     def _came_back(self, name: str) -> None:
         """End a forked child here: user code has returned, or raised, and the answer is the parent's."""
         if self._inbox.inherited:
             _core.end_forked_child(f"{self._instance.name}.{name}")
 
-    def _reply(self, mailbox: Mailbox, tag: int, call: Call, results: list[Any]) -> bool:
+    def _reply(self, mailbox: Mailbox, call_id: int, call: Call, results: list[Any]) -> bool:
         """Answer the call. Return False if there is no memory; the result is in ``results`` again then."""
         result = results.pop()  # the only reference of ours: a value that was made in place moves
-        name, _, _, returns, what = call
+        name, _, _, result_spec, what = call
         self._came_back(name)
         try:
-            if returns != 1:
-                result = returned(result, returns, what, f"{self._instance.name}.{name}")
+            if result_spec != 1:
+                result = returned(result, result_spec, what, f"{self._instance.name}.{name}")
             try:
                 with mailbox.reply_lock:
-                    mailbox.replies.send(result, tag)
+                    mailbox.replies.send(result, call_id)
             except ArenaFullError:
                 results.append(result)
                 return False
         except SerializationError as error:
-            told = blame_result(error, self._instance.name, call, result)
-            self._reply_error(mailbox, tag, told, name)
+            blamed = blame_result(error, self._instance.name, call, result)
+            self._reply_error(mailbox, call_id, blamed, name)
         except SystemExit:
             raise
         except BaseException as error:  # of iterating over several results
-            self._reply_error(mailbox, tag, error, name)
+            self._reply_error(mailbox, call_id, error, name)
         return True
 
     @contextmanager
     def _late_reply(
-        self, mailbox: Mailbox, tag: int, call: Call, results: list[Any], given: int | None = None
+        self,
+        mailbox: Mailbox,
+        call_id: int,
+        call: Call,
+        results: list[Any],
+        given: int | None = None,
     ) -> Iterator[Sending]:
         """Have the body answer the call as soon as there is memory. ``given``: bytes of the call's arguments,
         if this thread runs others as well."""
@@ -553,13 +562,13 @@ class Calls:
         def send() -> None:
             with mailbox.reply_lock:
                 if given is None:
-                    mailbox.replies.send(results[0], tag)
+                    mailbox.replies.send(results[0], call_id)
                 else:
                     with _given(given):
-                        mailbox.replies.send(results[0], tag)
+                        mailbox.replies.send(results[0], call_id)
 
         def ends() -> int:
-            return -1 if process_table.gone(*mailbox.caller) else until(mailbox.limits, tag)
+            return -1 if process_table.gone(*mailbox.caller) else until(mailbox.limits, call_id)
 
         shortage = self._process.shortage
         try:
@@ -570,18 +579,18 @@ class Calls:
         except SystemExit:
             raise
         except BaseException as error:
-            if self.coroutines is not None and self.coroutines.leaving:
+            if self.coroutines is not None and self.coroutines.exiting:
                 raise
             # Its traceback refers to frames that have the result.
-            self._reply_error(mailbox, tag, error.with_traceback(None), name)
+            self._reply_error(mailbox, call_id, error.with_traceback(None), name)
 
     def _reply_error(
-        self, mailbox: Mailbox, tag: int, error: BaseException, name: str, ran: bool = True
+        self, mailbox: Mailbox, call_id: int, error: BaseException, name: str, ran: bool = True
     ) -> None:
         self._came_back(name)
         self.on_failure(name, error)
         own = self._instance.name
-        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}", begun=ran))
+        mailbox.reply_error(call_id, encode_error(error, own, f"{own}.{name}", begun=ran))
 
 
 @contextmanager

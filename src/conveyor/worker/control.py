@@ -13,14 +13,14 @@ from conveyor import _core, descriptors
 from conveyor.codec import Reader, encode_error
 from conveyor.exceptions import GraphTornDownError
 from conveyor.pauses import Pauses
-from conveyor.runtime.messages import MAX_FDS, TICKET_BYTES
+from conveyor.runtime.messages import FDS_ID_BYTES, MAX_FDS
 from conveyor.runtime.process import close_all
 from conveyor.runtime.uninterrupted import try_each
 from conveyor.runtime.wait_graph import steps_of
 from conveyor.system_limits import explained
 from conveyor.worker.calls import Calls, Mailbox
 from conveyor.worker.instance import WorkerState, until
-from conveyor.worker.messages import Accept, End, HangUp, Load, NewPeers, Order, Settle, Unload
+from conveyor.worker.messages import Accept, Drain, End, HangUp, Load, NewPeers, Order, Unload
 from conveyor.worker.program import Part, make_part
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 #: Attempts to read an order for which there is no memory: nothing tells when there is some.
-_ATTEMPTS = 4
+_MAX_TRIES = 4
 
 
 class Control:
@@ -42,11 +42,12 @@ class Control:
         arena: _core.ArenaView,
         sock: socket.socket,
         refuse: Callable[[int, Exception], object],
-        settle: Callable[[int, Sequence[Reader]], object],
+        drain: Callable[[int, Sequence[Reader]], object],
         end: Callable[[], object],
     ) -> None:
-        """``arena``: the driver's. ``refuse(tag, error)`` tells the driver that the caller which came with
-        order ``tag`` could not be accepted. ``settle(question, writers)``: see :class:`Settle`. ``end()``
+        """``arena``: the driver's. ``refuse(order_id, error)`` tells the driver that the caller which came
+        with
+        order ``order_id`` could not be accepted. ``drain(question, writers)``: see :class:`Drain`. ``end()``
         has the actor end, see :class:`End`."""
         bootstrap = worker_state.bootstrap
         self._worker_state = worker_state
@@ -55,7 +56,7 @@ class Control:
         self._name = bootstrap.name
         self._socket = sock
         self._refuse = refuse
-        self._settle = settle
+        self._drain = drain
         self._end = end
         driver = (
             bootstrap.driver_slot,
@@ -105,12 +106,12 @@ class Control:
                     if call is _core.EMPTY:
                         return
                     self._next = reader.tag, call[1][0]
-                tag, order = self._next
+                order_id, order = self._next
                 if self.only_accept and not isinstance(order, Accept):
                     return
                 self._next = None
-                if not self.handlers[type(order)](self, order, tag):
-                    replies.send(None, tag)
+                if not self.handlers[type(order)](self, order, order_id):
+                    replies.send(None, order_id)
             except Exception as error:
                 self._fail(reader.tag, error, None if order is None else type(order))
                 if order is None or isinstance(order, Accept):
@@ -122,7 +123,7 @@ class Control:
         than once before it is lost."""
         reader = self._link.reader
         pauses = Pauses()
-        for _ in range(_ATTEMPTS):
+        for _ in range(_MAX_TRIES):
             try:
                 return reader.receive_or_leave()
             except (MemoryError, OSError):
@@ -141,33 +142,33 @@ class Control:
         """Close the socket of descriptors: the process leaves its session."""
         self._socket.close()
 
-    def _fail(self, tag: int, error: Exception, order: type[Order] | None) -> None:
+    def _fail(self, order_id: int, error: Exception, order: type[Order] | None) -> None:
         what = "control" if order is None else order.__name__.lower()
-        self._link.replies.send_error(encode_error(error, self._name, what), tag)
+        self._link.replies.send_error(encode_error(error, self._name, what), order_id)
 
-    def _receive_fds(self, count: int, ticket: int) -> list[int]:
-        """Return the descriptors that were sent with ``ticket``, just before the frame that tells of them.
-        Descriptors with another ticket are closed: the sender was interrupted before it sent their frame."""
+    def _receive_fds(self, count: int, fds_id: int) -> list[int]:
+        """Return the descriptors that were sent with ``fds_id``, just before the frame that tells of them.
+        Descriptors with another id are closed: the sender was interrupted before it sent their frame."""
         fds: list[int] = []
         while len(fds) < count:
-            data, more, flags, _ = socket.recv_fds(self._socket, TICKET_BYTES, MAX_FDS)
+            data, more, flags, _ = socket.recv_fds(self._socket, FDS_ID_BYTES, MAX_FDS)
             if flags & socket.MSG_CTRUNC:  # the rest is gone: no descriptor was left for it
                 close_all([*more, *fds])
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if not more:
                 raise ConnectionError("the driver's control socket has ended")
-            if int.from_bytes(data, "little") == ticket:
+            if int.from_bytes(data, "little") == fds_id:
                 fds.extend(descriptors.own(fd) for fd in more)
             else:
                 close_all(more)
         return fds
 
     def _receive_segment(
-        self, new_peers: NewPeers, ticket: int
+        self, new_peers: NewPeers, fds_id: int
     ) -> tuple[_core.Segment, list[_core.ArenaView]]:
-        """Return the segment that was sent with ``ticket``, and the arenas of the peers that came with it,
+        """Return the segment that was sent with ``fds_id``, and the arenas of the peers that came with it,
         which are adopted."""
-        fds = self._receive_fds(1 + 2 * len(new_peers), ticket)
+        fds = self._receive_fds(1 + 2 * len(new_peers), fds_id)
         try:
             arenas = [
                 self._process.adopt(slot, incarnation, fds[1 + 2 * i], fds[2 + 2 * i])
@@ -178,11 +179,11 @@ class Control:
             for fd in fds:
                 os.close(fd)
 
-    def _load(self, order: Load, tag: int) -> bool:
+    def _load(self, order: Load, order_id: int) -> bool:
         assignment = order.assignment
         with explained(f"receive its part of {assignment.name}"):
-            segment, _ = self._receive_segment(order.new_peers, order.ticket)
-        self._loads[assignment.graph] = (tag, assignment, segment)
+            segment, _ = self._receive_segment(order.new_peers, order.fds_id)
+        self._loads[assignment.graph] = (order_id, assignment, segment)
         if self._worker_state.instance.started:
             self.finish_loads()
         return True
@@ -192,20 +193,20 @@ class Control:
         may be slower to start it than the driver is to deploy a graph."""
         while self._loads:
             graph = next(iter(self._loads))
-            tag, assignment, segment = self._loads.pop(graph)
+            order_id, assignment, segment = self._loads.pop(graph)
             try:
                 with explained(f"take its part in {assignment.name}"):
                     part = make_part(self._worker_state, assignment, segment)
             except Exception as error:
-                self._fail(tag, error, Load)
+                self._fail(order_id, error, Load)
                 continue
             self._parts[graph] = part
             self._process.limit_spin(graph, assignment.spin_us)
             self._worker_state.handlers[assignment.bit] = part.producers.handler(part.program)
             self._process.process_table.notify(self._process.slot, assignment.bit)
-            self._link.replies.send(None, tag)
+            self._link.replies.send(None, order_id)
 
-    def _unload(self, order: Unload, _tag: int) -> None:
+    def _unload(self, order: Unload, _order_id: int) -> None:
         graph = order.graph
         never, *_ = self._loads.pop(graph, (None,))
         if never is not None:
@@ -221,14 +222,14 @@ class Control:
             self._process.sources.look()
             self._process.arena.give_back_soon()
 
-    def _accept(self, order: Accept, _tag: int) -> None:
+    def _accept(self, order: Accept, _order_id: int) -> None:
         name = self._process.process_table.name(order.slot)
         with explained(f"take calls of {name}"):
             caller = order.slot, order.incarnation
-            segment, (arena,) = self._receive_segment((caller,), order.ticket)
+            segment, (arena,) = self._receive_segment((caller,), order.fds_id)
         self._worker_state.handlers[order.bit] = self._calls.open(segment, caller, arena, order.bit)
 
-    def _hang_up(self, order: HangUp, _tag: int) -> None:
+    def _hang_up(self, order: HangUp, _order_id: int) -> None:
         bit = order.bit
         # First: while what the caller has asked for is served, the bit may become another caller's.
         if self._worker_state.handlers.pop(bit, None) is not None:  # else it was never accepted
@@ -241,6 +242,6 @@ class Control:
         Unload: _unload,
         Accept: _accept,
         HangUp: _hang_up,
-        Settle: lambda self, order, _tag: self._settle(order.question, order.writers),
-        End: lambda self, _order, _tag: self._end(),
+        Drain: lambda self, order, _order_id: self._drain(order.question, order.writers),
+        End: lambda self, _order, _order_id: self._end(),
     }

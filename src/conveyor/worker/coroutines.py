@@ -32,7 +32,7 @@ class Coroutines:
         self.slots = asyncio.Semaphore(self._max_concurrency)
         self._awaits = Awaits(self._loop, inbox, wait_registry, self._full)
         #: Whether the process ends. That cancels coroutines, and such a cancellation is no result.
-        self.leaving = False
+        self.exiting = False
 
     def _start(
         self,
@@ -90,15 +90,15 @@ class Coroutines:
     def note_idle(self) -> None:
         """Set the status page to idle if nothing runs. At the end the page keeps what has ended the
         process."""
-        if not self._tasks and not self.leaving:
+        if not self._tasks and not self.exiting:
             self._inbox.idle()
 
     def leave(self, note: Callable[[], object]) -> None:
         """Note that a coroutine ends the process by ``sys.exit``. ``note()`` has the status page say that
         this coroutine runs, since others may have begun since."""
-        if not self.leaving and not self._inbox.inherited:
+        if not self.exiting and not self._inbox.inherited:
             note()
-        self.leaving = True
+        self.exiting = True
 
     def start_step(
         self,
@@ -129,14 +129,14 @@ class Coroutines:
                     self.leave(note)
                     raise
                 except BaseException as error:
-                    if self.leaving:
+                    if self.exiting:
                         raise
                     finish(None, error)
                 else:
-                    if not self.leaving:  # or the steps behind this one would begin
+                    if not self.exiting:  # or the steps behind this one would begin
                         finish(value, None)
             except SystemExit:  # also of a method that came after the coroutine
-                self.leaving = True
+                self.exiting = True
                 raise
 
         def ended(task: asyncio.Task[Any]) -> None:
@@ -144,7 +144,7 @@ class Coroutines:
                 timer.cancel()
             if not begun:  # cancelled before its first step
                 coroutine.close()
-                if not self.leaving:
+                if not self.exiting:
                     finish(None, asyncio.CancelledError())
 
         timer = None

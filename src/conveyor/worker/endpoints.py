@@ -18,7 +18,7 @@ from msgspec import Struct
 from conveyor import _core
 from conveyor.codec import copy_to_raise, decode_error, encode_error
 from conveyor.codec.out_of_band import Head, OutgoingValue
-from conveyor.codec.promises import PromiseChecker, Promised
+from conveyor.codec.promises import CheckedValue, PromiseChecker
 from conveyor.dag.collective.calls import Offer, Together
 from conveyor.exceptions import GraphTornDownError, TransportError
 from conveyor.graph.edges import Assignment, EdgeEndpoint, WriteEnd
@@ -74,7 +74,7 @@ class EdgeWire:
             self._others.append(0)
             self._readers.append(end.last.open(process, segment, name, carries))
         self._ending = False
-        #: Messages that found no room, in order: value, tag, kind.
+        #: Messages that found no room, in order: value, call id, kind.
         self._unsent: deque[tuple[Any, int, int]] = deque()
         self._come: list[tuple[int, Any]] = []
         #: By transfer, how it has failed at the writer: the meta bytes of an error.
@@ -149,11 +149,11 @@ class EdgeWire:
         for reader in self._readers:
             reader.close()
 
-    def _send(self, message: Any, tag: int, kind: int) -> None:
-        if self._unsent or not self._has_room() or not self._writer.send(message, tag, kind):
+    def _send(self, message: Any, call_id: int, kind: int) -> None:
+        if self._unsent or not self._has_room() or not self._writer.send(message, call_id, kind):
             last = self._last if self._ending else None
-            if last is None or not last.send(message, tag, kind):
-                self._unsent.append((message, tag, kind))
+            if last is None or not last.send(message, call_id, kind):
+                self._unsent.append((message, call_id, kind))
 
     def _has_room(self) -> bool:
         if not self._writer.has_room:
@@ -194,8 +194,8 @@ class Endpoints:
                 if end.rank == 0:
                     label = assignment.sources[end.edge]
                     sender = assignment.actor_name, label
-                    place = assignment.recorder.sends.index(end.edge)
-                    sent = functools.partial(recorder.count_out_of_band, place)
+                    position = assignment.recorder.sends.index(end.edge)
+                    sent = functools.partial(recorder.count_out_of_band, position)
                     checker = checkers.get(end.edge)
                     outbound = Outbound(wire, end, notify, program, sender, sent, checker)
                     self.outbound[end.edge] = outbound
@@ -267,11 +267,11 @@ class _Link:
 
     def error(self, what: str, cause: BaseException) -> TransportError:
         """Return an error that says what has failed, and on which edge."""
-        told = TransportError(
+        wrapped = TransportError(
             f"{self.wire.edge}: {what} by the transport {self.name!r}: {in_words(cause)}"
         )
-        told.__cause__ = cause
-        return told
+        wrapped.__cause__ = cause
+        return wrapped
 
 
 class Outbound(_Link):
@@ -306,7 +306,7 @@ class Outbound(_Link):
         self._withdraw()  # the last one could not be published
         if self._checker is not None:
             packed = self._checker.pack(value)
-            if type(packed) is Promised:
+            if type(packed) is CheckedValue:
                 return OutgoingValue(value, self._accepts, self._offer, self._checker, self._kinds)
         return OutgoingValue(value, self._accepts, self._offer, None, self._kinds)
 
@@ -510,7 +510,7 @@ def in_words(error: BaseException) -> str:
         return f"{type(error).__name__} (whose message cannot be made)"
 
 
-class Meetings:
+class GraphCollectives:
     """All collectives of one actor's part of a graph. Used on the thread that runs the actor's program."""
 
     def __init__(
@@ -531,42 +531,42 @@ class Meetings:
             step.reg: step.edge for step in steps.steps if isinstance(step, (Recv, Send))
         }
         self._tasks = tasks
-        self._meetings: list[GraphCollective] = []
+        self._collectives: list[GraphCollective] = []
 
     def offer(self, step: Call, task: Task) -> Callable[..., Any] | None:
         """Return the callable that replaces a task's function if other ranks meet this one behind the
         task."""
-        told = self._edges.get(step.out) in self._endpoints.outbound
-        return task.function.announce if isinstance(task.function, Offer) and told else None
+        is_outbound = self._edges.get(step.out) in self._endpoints.outbound
+        return task.function.announce if isinstance(task.function, Offer) and is_outbound else None
 
     def add(self, step: Call, task: Task) -> GraphCollective | None:
-        """Make the meeting that a task is this rank's part of, if it meets any other rank."""
+        """Make the collective that a task is this rank's part of, if other ranks take part in it."""
         function = task.function
         if len(step.meets) < 2 or not isinstance(function, Together):
             return None
-        places = [argument.index for argument in task.args if isinstance(argument, Reg)]
-        edges = [self._edges[place] for place in places[function.tensors :]]
+        positions = [argument.index for argument in task.args if isinstance(argument, Reg)]
+        edges = [self._edges[position] for position in positions[function.tensors :]]
         ends: list[Any] = []
         for edge in edges:
             link = self._endpoints.outbound.get(edge) or self._endpoints.inbound[edge]
             ends.append(link.endpoint)
-        meeting = GraphCollective(
+        collective = GraphCollective(
             function,
-            places,
+            positions,
             ends,
             self._program,
             self._limits,
             self._endpoints.alarm,
             self._running,
         )
-        self._meetings.append(meeting)
-        return meeting
+        self._collectives.append(collective)
+        return collective
 
     def progress(self) -> None:
         """Do all that can be done without waiting."""
         self._endpoints.progress()
-        for meeting in self._meetings:
-            meeting.progress()
+        for collective in self._collectives:
+            collective.progress()
 
 
 class GraphCollective:
@@ -576,17 +576,17 @@ class GraphCollective:
     def __init__(
         self,
         function: Together,
-        places: Sequence[int],
+        positions: Sequence[int],
         ends: Sequence[Gathering],
         program: _core.Program,
         limits: _core.Limits,
         alarm: Alarm,
         running: list[Any],
     ) -> None:
-        """``places``: the registers of the inputs; ``ends``: by rank, the endpoint over which the rank tells
-        of itself."""
+        """``positions``: the registers of the inputs; ``ends``: by rank, the endpoint over which the rank
+        tells of itself."""
         self._function = function
-        self._places = places
+        self._positions = positions
         self._own = ends[function.rank]
         self._others = [end for end in ends if end is not self._own]
         self._program = program
@@ -608,7 +608,7 @@ class GraphCollective:
         outcome."""
         execution = self._program.execution
         try:
-            run = self._function.begin([regs[place] for place in self._places])
+            run = self._function.begin([regs[position] for position in self._positions])
         except BaseException as error:
             self._own.tell("gone", execution, in_words(error))  # others may have had the memory
             raise
@@ -618,7 +618,7 @@ class GraphCollective:
         self._running[:] = (self,)
 
         def may_begin() -> bool:
-            generation = self._own.line.generation
+            generation = self._own.operations.generation
             return all(
                 other.generation == generation
                 and (other.rank > self._own.rank or other.begun == (execution, generation))
@@ -627,11 +627,11 @@ class GraphCollective:
 
         def ended(made: Any, error: BaseException | None) -> None:
             if self._execution == execution:
-                self._settle(made, error if error is None else self._error(error))
+                self._complete(made, error if error is None else self._error(error))
 
         key = execution, 0
         began = functools.partial(self._own.tell, "begun", execution)
-        self._own.line.add(Job(self._own, key, run, None, may_begin, began, ended))
+        self._own.operations.add(Job(self._own, key, run, None, may_begin, began, ended))
         if self.deadline:
             self._alarm.add(self)
         self._own.notify()  # messages that the others have sent until now get a turn of their own
@@ -660,10 +660,10 @@ class GraphCollective:
     def _give_up(self, error: BaseException) -> None:
         execution = self._execution
         if execution is not None and self._outcome is None:
-            self._settle(None, error)
-            self._own.line.forget(self._own, (execution, 0), in_words(error))
+            self._complete(None, error)
+            self._own.operations.forget(self._own, (execution, 0), in_words(error))
 
-    def _settle(self, value: Any, error: BaseException | None) -> None:
+    def _complete(self, value: Any, error: BaseException | None) -> None:
         if self._outcome is not None:
             return
         self._outcome = value, error
@@ -673,10 +673,10 @@ class GraphCollective:
 
     def _error(self, cause: BaseException | str) -> TransportError:
         function = self._function
-        told = TransportError(
+        wrapped = TransportError(
             f"{function.operation} over {', '.join(function.names)} by the {function.communicator} has "
             f"failed: {cause if isinstance(cause, str) else in_words(cause)}"
         )
         if isinstance(cause, BaseException):
-            told.__cause__ = cause
-        return told
+            wrapped.__cause__ = cause
+        return wrapped

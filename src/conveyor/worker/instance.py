@@ -28,7 +28,7 @@ class Instance:
         self.started = False
         self.error: bytes | None = None
         #: Whether a call or a step of a graph was answered with ``error``.
-        self.told = False
+        self.error_reported = False
         self._object: Any = None
         self._generators = OpenGenerators()
 
@@ -98,7 +98,7 @@ class Instance:
             return find_method(self._object, name)
 
         def failed(*_args: Any, **_kwargs: Any) -> Any:
-            self.told = True
+            self.error_reported = True
             raise decode_error(meta)
 
         return failed, False

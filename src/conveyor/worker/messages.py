@@ -59,11 +59,11 @@ class Order(Message, frozen=True):
 
 
 class Load(Order, frozen=True):
-    """Take a part in a graph. The segment and the new peers' descriptors come with ``ticket``."""
+    """Take a part in a graph. The segment and the new peers' descriptors come with ``fds_id``."""
 
     assignment: Assignment
     new_peers: NewPeers
-    ticket: int
+    fds_id: int
 
 
 class Unload(Order, frozen=True):
@@ -74,13 +74,13 @@ class Unload(Order, frozen=True):
 
 class Accept(Order, frozen=True):
     """Take calls of the ``incarnation``-th process of ``slot``, which ring ``bit``. The segment and the
-    process's descriptors always come, with ``ticket``: the actor may have forgotten the process, or know its
+    process's descriptors always come, with ``fds_id``: the actor may have forgotten the process, or know its
     successor."""
 
     slot: int
     incarnation: int
     bit: int
-    ticket: int
+    fds_id: int
 
 
 class HangUp(Order, frozen=True):
@@ -89,7 +89,7 @@ class HangUp(Order, frozen=True):
     bit: int
 
 
-class Settle(Order, frozen=True):
+class Drain(Order, frozen=True):
     """Say that question ``question`` is answered, at the rendezvous of pickled refs, once nothing is left
     here that ``writers`` have sent. These processes are dead, so nothing more of theirs comes."""
 
@@ -174,7 +174,7 @@ class WhyDead(Request, frozen=True):
     labels: Mapping[tuple[int, int], str]
 
 
-class HostsOf(Request, frozen=True):
+class NodesOf(Request, frozen=True):
     """The nodes of the processes that ``actors`` have now: their numbers."""
 
     actors: tuple[ActorId, ...]
@@ -258,7 +258,7 @@ class Introduce(Request, frozen=True):
 
 class RemoteStored(Request, frozen=True):
     """The values that processes of other nodes than the asking actor's store for others: a list of
-    ``KeptAt``."""
+    ``StoreSnapshot``."""
 
 
 class OpenRemoteMemory(Request, frozen=True):
@@ -344,9 +344,9 @@ class Disconnect(Notice, frozen=True):
 
 
 class Refuse(Notice, frozen=True):
-    """Notice that the caller that came with order ``tag`` could not be accepted; ``error`` says why."""
+    """Notice that the caller that came with order ``order_id`` could not be accepted; ``error`` says why."""
 
-    tag: int
+    order_id: int
     error: ConveyorError
 
 

@@ -54,8 +54,8 @@ from conveyor.plan.template import immutable, with_fresh
 from conveyor.runtime.messages import SHARE_FROM
 from conveyor.runtime.shortage import DRIVER, MemoryWait, Sending, begun
 from conveyor.runtime.wait_graph import steps_of
-from conveyor.worker.calls import Arriving
-from conveyor.worker.endpoints import Endpoints, Meetings
+from conveyor.worker.calls import PendingFrame
+from conveyor.worker.endpoints import Endpoints, GraphCollectives
 from conveyor.worker.instance import Abandoned, until
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ aio: Any = LaterModule("conveyor.runtime.aio")
 
 
 #: Items after which an actor looks whether others want a turn.
-_TURN = 16
+_BATCH = 16
 
 
 class GeneratorStopped(ConveyorError):
@@ -173,7 +173,7 @@ class Producer:
         items, execution = self._items, self._program.execution
         assert items is not None
         deadline = self._limits.deadline(execution)
-        for _ in range(_TURN):
+        for _ in range(_BATCH):
             late = deadline and _core.monotonic_ns() >= deadline
             if late or not self._is_wanted(execution):
                 self._end(None)
@@ -280,7 +280,7 @@ class Producers:
         if not self._producers:
             return program.advance
 
-        def turn() -> None:
+        def run_once() -> None:
             for producer in self._producers:
                 if producer.active:
                     program.advance()  # suspended: it only looks for a cancellation
@@ -289,7 +289,7 @@ class Producers:
                     return
             program.advance()
 
-        return turn
+        return run_once
 
     def close(self) -> None:
         """Close all producers; then raise what one of them has raised."""
@@ -315,7 +315,7 @@ class Steps(Struct, frozen=True):
     writers: Mapping[int, _core.Writer]
     checkers: Mapping[int, PromiseChecker]
     endpoints: Endpoints
-    meetings: Meetings
+    graph_collectives: GraphCollectives
     producers: Producers
     budget: _core.MemoryBudget | None
     start: Callable[[Coroutine[Any, Any, Any], int], None]
@@ -349,7 +349,7 @@ class Steps(Struct, frozen=True):
 
     def _add_receive(self, step: Recv) -> None:
         reg = -1 if step.reg is None else step.reg
-        spread = [] if step.spread is None else _places(step.spread)
+        spread = [] if step.spread is None else _register_numbers(step.spread)
         source = self.assignment.sources[step.edge]
         inbound = self.endpoints.inbound.get(step.edge)
         arrived = None if inbound is None else inbound.arrived
@@ -360,8 +360,8 @@ class Steps(Struct, frozen=True):
         if step.stream is not None:
             self._add_generator(step, task, step.stream)
             return
-        meeting = self.meetings.add(step, task)
-        offer = self.meetings.offer(step, task)
+        collective = self.graph_collectives.add(step, task)
+        offer = self.graph_collectives.offer(step, task)
         _add_call(
             self.worker_state,
             self.program,
@@ -369,7 +369,7 @@ class Steps(Struct, frozen=True):
             task if offer is None else replace(task, function=offer),
             self.assignment.program.registers,
             self.start,
-            None if meeting is None else meeting.start,
+            None if collective is None else collective.start,
         )
 
     def _add_generator(self, step: Call, task: Task, stream: int) -> None:
@@ -408,8 +408,8 @@ class Steps(Struct, frozen=True):
         out_of_band = self.endpoints.outbound.get(step.edge)
         checker = self.checkers.get(step.edge)
         pack = None if checker is None else checker.pack
-        if step.edge in self.assignment.stays:
-            pack = functools.partial(_staying, *self.assignment.stays[step.edge])
+        if step.edge in self.assignment.by_reference:
+            pack = functools.partial(_by_reference, *self.assignment.by_reference[step.edge])
         self.program.add_send(
             self.writers[step.edge],
             step.reg,
@@ -422,7 +422,7 @@ class Steps(Struct, frozen=True):
         )
 
 
-def _staying(transport: str, snapshot: bool, value: Any) -> Direct:
+def _by_reference(transport: str, snapshot: bool, value: Any) -> Direct:
     return Direct(value, transport, snapshot)
 
 
@@ -488,12 +488,12 @@ def _add_call(
         None if plain or is_async else invoke,
         start if is_async else meet,
         -1 if step.out is None else step.out,
-        _places(step.outs),
+        _register_numbers(step.outs),
         -1 if task.num_returns is None else task.num_returns,
     )
 
 
-def _places(regs: Sequence[int | None]) -> list[int]:
+def _register_numbers(regs: Sequence[int | None]) -> list[int]:
     return [-1 if reg is None else reg for reg in regs]
 
 
@@ -510,17 +510,17 @@ class Inputs:
 
     def __init__(self, program: _core.Program, limits: _core.Limits) -> None:
         self._program, self._limits = program, limits
-        self._arriving: Arriving | None = None
+        self._pending: PendingFrame | None = None
 
     @property
     def awaited(self) -> bool:
         """Whether the program waits for an input."""
-        return self._arriving is not None
+        return self._pending is not None
 
     def begin(self, snapshot: _core.Snapshot) -> object:
         """Begin to fetch the values of an input, which the program needs."""
-        self._arriving = Arriving(snapshot)
-        return self._arriving
+        self._pending = PendingFrame(snapshot)
+        return self._pending
 
     def take(self) -> Any:
         """Return the input, or ``NotImplemented`` if it has not come yet.
@@ -528,11 +528,11 @@ class Inputs:
         Raises:
             Unwanted: nobody waits for the execution any more.
         """
-        assert self._arriving is not None
+        assert self._pending is not None
         try:
             if until(self._limits, self._program.execution) < 0:
                 raise Abandoned("nobody waits any more for an input that has not come")
-            value = self._arriving.decode()
+            value = self._pending.decode()
         except BaseException:
             self.close()
             raise
@@ -543,9 +543,9 @@ class Inputs:
 
     def close(self) -> None:
         """Give up the input that is being fetched, if there is one."""
-        arriving, self._arriving = self._arriving, None
-        if arriving is not None:
-            arriving.end()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.end()
 
 
 class Part(NamedTuple):
@@ -665,9 +665,11 @@ def make_part(worker_state: WorkerState, assignment: Assignment, segment: _core.
         for edge, promise in assignment.promises.items()
     }
     endpoints = Endpoints(process, segment, assignment, program, limits, recorder, budget, checkers)
-    meetings = Meetings(assignment.program, tasks, endpoints, program, limits, running)
+    graph_collectives = GraphCollectives(
+        assignment.program, tasks, endpoints, program, limits, running
+    )
     if assignment.endpoints:
-        program.set_progress(meetings.progress)
+        program.set_progress(graph_collectives.progress)
     producers = Producers()
     inputs = Inputs(program, limits)
     if worker_state.coroutines is not None:  # else nothing but the program would run meanwhile
@@ -687,7 +689,7 @@ def make_part(worker_state: WorkerState, assignment: Assignment, segment: _core.
             writers,
             checkers,
             endpoints,
-            meetings,
+            graph_collectives,
             producers,
             budget,
             start,

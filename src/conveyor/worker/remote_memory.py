@@ -13,8 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 from conveyor import descriptors
 from conveyor.codec import Reader
 from conveyor.runtime.messages import Connection, Message, all_of
-from conveyor.runtime.remote_memory import Brought, Closing, Room, Wanted
-from conveyor.runtime.stored_values import KeptAt
+from conveyor.runtime.remote_memory import Brought, Closing, ReceiveBuffer, Wanted
+from conveyor.runtime.stored_values import StoreSnapshot
 from conveyor.system_limits import explained
 from conveyor.worker.messages import Introduce, OpenRemoteMemory, RemoteStored, Request
 
@@ -26,7 +26,7 @@ class Lease:
     def __init__(self) -> None:
         self._socket, there = descriptors.socket_pair()
         self._there: Closing | None = Closing(there.detach())
-        self._rooms: list[Room] = []
+        self._buffers: list[ReceiveBuffer] = []
         self._over = self._cut = False
 
     def handed(self) -> Closing | None:
@@ -34,21 +34,21 @@ class Lease:
         there, self._there = self._there, None
         return there
 
-    def keep(self, room: Room) -> None:
-        """Keep a room until the node writes no more."""
-        self._rooms.append(room)
+    def keep(self, buffer: ReceiveBuffer) -> None:
+        """Keep a buffer until the node writes no more."""
+        self._buffers.append(buffer)
         if self._over:  # maybe before it was there
-            self._rooms.clear()
+            self._buffers.clear()
 
     def see_out(self) -> bool:
         """Wait until the node writes no more, or the process leaves its session; return whether it is the
         former. In the latter case the memory that the node may write to is kept as long as this object."""
         with self._socket:
-            with suppress(ConnectionResetError):  # the host is no more
+            with suppress(ConnectionResetError):  # the node is no more
                 self._socket.recv(1)
             if not self._cut:
                 self._over = True
-                self._rooms.clear()
+                self._buffers.clear()
             return self._over
 
     def close(self) -> None:
@@ -76,11 +76,11 @@ class LeaseThere:
         self._held.append(sock)
 
     def writes(self, number: int) -> None:
-        """Note that the node writes to the room of :class:`Want` ``number`` from now on."""
+        """Note that the node writes to the buffer of :class:`Want` ``number`` from now on."""
         self._writes.add(number)
 
     def written(self, number: int) -> None:
-        """Note that the node has stopped writing to the room of :class:`Want` ``number``."""
+        """Note that the node has stopped writing to the buffer of :class:`Want` ``number``."""
         self._writes.discard(number)
         self._look()
 
@@ -98,15 +98,15 @@ class LeaseThere:
             sock.shutdown(socket.SHUT_RDWR)
 
 
-class ToHost(Message, frozen=True):
+class ToNode(Message, frozen=True):
     """A message of a process to its node."""
 
 
-class Hold(ToHost, frozen=True):
+class Hold(ToNode, frozen=True):
     """The first message: the node's end of a :class:`Lease` comes with it."""
 
 
-class Want(ToHost, frozen=True):
+class Want(ToNode, frozen=True):
     """A request for memory, answered by :class:`Come` ``number``. slot: of the process that waits. at: where
     the memory is to be put in the file that comes with this; ``None``: it comes with the answer."""
 
@@ -116,24 +116,24 @@ class Want(ToHost, frozen=True):
     at: int | None
 
 
-class GiveUp(ToHost, frozen=True):
+class GiveUp(ToNode, frozen=True):
     """Notice that :class:`Want` ``number`` is wanted no more. It is answered all the same."""
 
     number: int
 
 
-class FromHost(Message, frozen=True):
+class FromNode(Message, frozen=True):
     """A message of a node to a process of its own."""
 
 
-class Come(FromHost, frozen=True):
-    """The outcome of :class:`Want` ``number``. Nothing is written to its room any more."""
+class Come(FromNode, frozen=True):
+    """The outcome of :class:`Want` ``number``. Nothing is written to its buffer any more."""
 
     number: int
     brought: Brought
 
 
-class _Line(NamedTuple):
+class _LeasedConnection(NamedTuple):
     """A connection to the node, and the lease that says when the node has stopped writing on its behalf."""
 
     connection: Connection
@@ -149,22 +149,26 @@ class RemoteMemoryClient:
         self._ask, self._slot = ask, slot
         # Reentrant: a signal handler may fetch something while its thread waits for the connection.
         self._lock = threading.RLock()
-        self._line: _Line | None = None
+        self._leased: _LeasedConnection | None = None
         self._numbers = itertools.count(1)
-        #: By number: the callback, the room that is written to until then, and the connection.
-        self._waiting: dict[int, tuple[Callable[[Brought], object], Room | None, _Line]] = {}
-        #: Leases of the connections whose rooms the node may write to: ended ones, and the present one.
+        #: By number: the callback, the buffer that is written to until then, and the connection.
+        self._waiting: dict[
+            int, tuple[Callable[[Brought], object], ReceiveBuffer | None, _LeasedConnection]
+        ] = {}
+        #: Leases of the connections whose buffers the node may write to: ended ones, and the present one.
         self._leases: set[Lease] = set()
 
     def fetch(
-        self, wanted: Wanted, room: Room | None, tell: Callable[[Brought], object]
+        self, wanted: Wanted, buffer: ReceiveBuffer | None, tell: Callable[[Brought], object]
     ) -> Callable[[], object]:
         """See :class:`RemoteMemory`."""
-        line = self._open()
-        connection = line.connection
+        leased = self._open()
+        connection = leased.connection
         number = next(self._numbers)
-        self._waiting[number] = tell, room, line
-        connection.send(Want(number, self._slot, wanted, None if room is None else room.at), room)
+        self._waiting[number] = tell, buffer, leased
+        connection.send(
+            Want(number, self._slot, wanted, None if buffer is None else buffer.at), buffer
+        )
         if connection.ended:  # maybe before that was noted
             self._fail(number)
         return lambda: connection.send(GiveUp(number))
@@ -174,25 +178,25 @@ class RemoteMemoryClient:
         lives, _ = self._ask(Introduce(*process))
         return bool(lives)
 
-    def kept(self) -> list[KeptAt]:
+    def stored(self) -> list[StoreSnapshot]:
         """See :class:`RemoteMemory`."""
-        found: list[KeptAt]
+        found: list[StoreSnapshot]
         found, _ = self._ask(RemoteStored())
         return found
 
     def close(self) -> None:
         """Close the connection and cut all leases: the process leaves its session."""
-        if self._line is not None:
-            self._line.connection.hang_up()
+        if self._leased is not None:
+            self._leased.connection.hang_up()
         for lease in list(self._leases):
             lease.cut()
-        if self._line is not None:
-            self._line.connection.close()
+        if self._leased is not None:
+            self._leased.connection.close()
 
-    def _open(self) -> _Line:
+    def _open(self) -> _LeasedConnection:
         with self._lock:
-            line = self._line
-            if line is None or line.connection.ended:
+            leased = self._leased
+            if leased is None or leased.connection.ended:
                 with explained("open a connection to this process's host"):
                     _, fds = self._ask(OpenRemoteMemory())
                     (fd,) = all_of(fds, 1)
@@ -208,10 +212,10 @@ class RemoteMemoryClient:
                     lease.close()
                     raise
                 connection.send(Hold(), lease.handed())
-                self._line = line = _Line(connection, lease)
-            return line
+                self._leased = leased = _LeasedConnection(connection, lease)
+            return leased
 
-    def _on_message(self, message: FromHost, fds: list[int]) -> None:
+    def _on_message(self, message: FromNode, fds: list[int]) -> None:
         self.handlers[type(message)](self, message, fds)
 
     def _come(self, message: Come, _fds: list[int]) -> None:
@@ -221,20 +225,20 @@ class RemoteMemoryClient:
 
     def _on_end(self, lease: Lease) -> None:
         # Only requests of this connection fail: there may be another connection by now.
-        for number, (_, _, line) in list(self._waiting.items()):
-            if line.connection.ended:
+        for number, (_, _, leased) in list(self._waiting.items()):
+            if leased.connection.ended:
                 self._fail(number)
         if lease.see_out():
             self._leases.discard(lease)
 
     def _fail(self, number: int) -> None:
-        tell, room, line = self._waiting.pop(number, (None, None, None))
-        if room is not None and line is not None:
-            line.lease.keep(room)
+        tell, buffer, leased = self._waiting.pop(number, (None, None, None))
+        if buffer is not None and leased is not None:
+            leased.lease.keep(buffer)
         if tell is not None:
             tell(Brought(None, errno.ECONNRESET, "the connection to this process's host has ended"))
 
     #: What is done for each kind of message.
     handlers: ClassVar[
-        Mapping[type[FromHost], Callable[[RemoteMemoryClient, Any, list[int]], None]]
+        Mapping[type[FromNode], Callable[[RemoteMemoryClient, Any, list[int]], None]]
     ] = {Come: _come}

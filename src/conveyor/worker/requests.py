@@ -113,10 +113,10 @@ class WorkerBroker:
     def close(self, number: int, side: Side) -> None:
         self._requests.ask(CloseEnd(number, side))
 
-    def death(self, meeting: ChannelPeer) -> ConveyorError:
-        if meeting.actor is None:
+    def death(self, peer: ChannelPeer) -> ConveyorError:
+        if peer.actor is None:
             return SessionEndedError("the session has ended: its driver is gone")
-        return self._requests.death(meeting.actor, meeting.slot, meeting.incarnation)
+        return self._requests.death(peer.actor, peer.slot, peer.incarnation)
 
 
 class ActorCollectives:
@@ -296,7 +296,7 @@ class RequestClient:
             try:
                 threads.serve(self._read, "answers")
             except BaseException:
-                awaited.settle()
+                awaited.complete()
                 raise
 
     def look_for_cycle(
@@ -429,9 +429,9 @@ class RequestClient:
                     self._receive()
             finally:
                 self._reading.release()
-                self._hand_on()
+                self._wake_waiters()
 
-    def _hand_on(self) -> None:
+    def _wake_waiters(self) -> None:
         """Wake the waiters, since their reader stops: they look whether somebody reads. Later requests look
         by themselves."""
         for awaited in list(self._awaited.values()):
@@ -454,7 +454,7 @@ class RequestClient:
 
     def _arrived(self, awaited: _Awaited, reply: Reply | None, fds: list[int]) -> None:
         awaited.reply, awaited.fds = reply, fds
-        if not awaited.settle():
+        if not awaited.complete():
             self._dispose(awaited)
         elif isinstance(awaited, _Later):
             close_all(fds)
@@ -464,7 +464,7 @@ class RequestClient:
 
     def _give_up(self, awaited: _Awaited) -> None:
         """Stop waiting for a reply. A later reply is disposed of."""
-        if not awaited.settle():
+        if not awaited.complete():
             self._dispose(awaited)
         elif not self._reading.locked() and self._awaited:
             try:
@@ -472,7 +472,7 @@ class RequestClient:
             except (
                 SystemLimitError
             ):  # one of those that wait reads this reply, too, or whoever asks next
-                self._hand_on()
+                self._wake_waiters()
 
     def _dispose(self, awaited: _Awaited) -> None:
         """Dispose of a reply that has come and that nobody takes."""
@@ -483,7 +483,7 @@ class RequestClient:
         with suppress(OSError, RuntimeStateError):  # the driver is gone
             if isinstance(message, Request):
                 nobody = _Awaited(None)
-                nobody.settle()
+                nobody.complete()
                 self._request(message, nobody)
             else:
                 self._send(message)
@@ -512,21 +512,21 @@ class _Awaited:
         # Not an event, in which an interrupt may leave a lock locked.
         self.doorbell = threading.Lock()
         self.doorbell.acquire()
-        self._settled = threading.Lock()
+        self._completed = threading.Lock()
 
     def notify(self) -> None:
         """Wake the waiter: the request is over, or the waiter is to look whether anybody reads."""
         with suppress(RuntimeError):  # he has been, and does not know yet
             self.doorbell.release()
 
-    def settle(self) -> bool:
+    def complete(self) -> bool:
         """Return True to the first caller only: the reader, which has noted the reply before, or the waiter
         that gives up."""
-        return self._settled.acquire(blocking=False)
+        return self._completed.acquire(blocking=False)
 
     @property
     def over(self) -> bool:
-        return self._settled.locked()
+        return self._completed.locked()
 
 
 class _Later(_Awaited):

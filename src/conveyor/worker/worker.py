@@ -117,7 +117,7 @@ class Worker:
             arena_of_driver,
             orders,
             self.runtime.refuse,
-            partial(self.runtime.exports.settle, cleanup=self.runtime.cleanup),
+            partial(self.runtime.exports.drain, cleanup=self.runtime.cleanup),
             self.end,
         )
         self.calls.serve_orders = self.control.serve_first
@@ -263,7 +263,7 @@ class Worker:
 
     def _end_with_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         if self.worker_state.coroutines is not None:
-            self.worker_state.coroutines.leaving = True
+            self.worker_state.coroutines.exiting = True
         # One that raises KeyboardInterrupt stops the loop: the others need another turn.
         while try_each(lambda: loop.run_until_complete(aio.cancel_all_tasks())) is not None:
             pass
@@ -290,7 +290,7 @@ class Worker:
         while not self._over:
             coroutines.note_idle()
             await aio.wait_until(something)
-            if coroutines.leaving:
+            if coroutines.exiting:
                 return  # a coroutine has ended the process: the loop runs only for its end
             while bits:
                 handler = handlers.get(bits.pop())
@@ -317,11 +317,11 @@ class Meanwhile:
 
     @classmethod
     def begin(cls, worker: Worker) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Begin the service beside one wait: its turn, and its end."""
+        """Begin the service beside one wait; return the functions that serve and that end it."""
         service = cls(worker)
-        return service.turn, service.end
+        return service.poll, service.end
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         worker, inbox = self._worker, self._worker.process.inbox
         before, worker.control.only_accept = worker.control.only_accept, True
         try:
@@ -373,5 +373,5 @@ def main(payload: bytes, fds: list[int]) -> None:
     except SystemExit:
         # Raised by user code: an orderly end, unlike os._exit with the same code.
         if not worker.process.inbox.inherited:
-            worker.process.process_table.leave(worker.process.slot)
+            worker.process.process_table.mark_exiting(worker.process.slot)
         raise

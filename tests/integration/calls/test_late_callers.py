@@ -141,7 +141,7 @@ def test_a_caller_that_gets_the_bit_of_a_dead_one(latches, wait_until):
         held = callee.hold.remote(go.path)
         get(first.ask_and_go_on.remote(callee, 40))
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda record=record: record.exited.is_set() and not record.mailboxes)
+        wait_until(lambda record=record: record.cleaned_up.is_set() and not record.mailboxes)
         second = Worker.remote()
         ref = second.ask.remote(callee, 7)
         introduced = inside.record_of(second)

@@ -20,7 +20,7 @@ def await_rank(actor, ref):
 
 
 def _runs_remote(actor):
-    if inside.record_of(actor).host is None:
+    if inside.record_of(actor).node is None:
         return False
     return _status_of(actor).method is not None
 

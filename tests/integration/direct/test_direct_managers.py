@@ -141,7 +141,7 @@ class Peer:
     def wait_freed_by_a_thread(self, transport, timeout):
         """How long it takes, if what still has the value goes on when the wait has begun."""
         manager, looked = route(transport).manager, threading.Event()
-        look = freeing._holding
+        look = freeing._values_in
 
         def looking(storages):
             found = look(storages)
@@ -152,14 +152,14 @@ class Peer:
             assert looked.wait(timeout)
             manager.note(manager.aborted, "by hand")
 
-        freeing._holding = looking
+        freeing._values_in = looking
         thread = threading.Thread(target=go_on)
         began = time.monotonic()
         try:
             thread.start()
             wait_tensor_freed(self.kept, timeout)
         finally:
-            freeing._holding = look
+            freeing._values_in = look
             thread.join()
         return time.monotonic() - began
 

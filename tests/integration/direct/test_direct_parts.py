@@ -150,8 +150,8 @@ def test_only_the_part_is_fetched(holder, monkeypatch):
     from conveyor.direct import fetching
 
     sizes = []
-    room_for = fetching._room_for
-    monkeypatch.setattr(fetching, "_room_for", lambda size: sizes.append(size) or room_for(size))
+    room_for = fetching._allocate
+    monkeypatch.setattr(fetching, "_allocate", lambda size: sizes.append(size) or room_for(size))
     ref = holder.tensor.remote((1000, 1000))
     assert get(ref[10:20]).tolist() == np.arange(10_000, 20_000).reshape(10, 1000).tolist()
     assert get(ref[3, 5:7]).tolist() == [3005, 3006]
@@ -442,8 +442,8 @@ def read_sizes(monkeypatch):
     from conveyor.direct import fetching
 
     sizes = []
-    room_for = fetching._room_for
-    monkeypatch.setattr(fetching, "_room_for", lambda size: sizes.append(size) or room_for(size))
+    room_for = fetching._allocate
+    monkeypatch.setattr(fetching, "_allocate", lambda size: sizes.append(size) or room_for(size))
     return sizes
 
 
@@ -551,7 +551,7 @@ def test_nothing_is_left(holder, wait_until):
     wait_until(lambda: conveyor.objects() == [])
 
 
-@pytest.mark.parametrize("key", ["other", "_taken", "_apart"])
+@pytest.mark.parametrize("key", ["other", "_taken", "_decode_joined"])
 def test_a_part_of_a_part_is_all_that_comes_whatever_it_is_called(holder, key):
     inner = holder.named.remote(key)["a"][key]
     conveyor.wait([inner])

@@ -304,7 +304,7 @@ def test_nor_does_an_actor_outlive_its_last_handle_that_way(scripts):
     conveyor.get(actors[0].hook.remote(1000))
     record = next(iter(conveyor.runtime.context.running().table))
     del actors
-    assert record.exited.wait(60)
+    assert record.cleaned_up.wait(60)
     """
     )
     assert "Slow has not ended within the grace period of 2 s and is killed" in (scripts.stderr)

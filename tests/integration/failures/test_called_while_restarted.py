@@ -54,7 +54,7 @@ class Placing:
     """Where processes are placed. ``begun``: somebody has asked for a place; ``over``: there is one."""
 
     def __init__(self, monkeypatch):
-        hosts = context.running()._hosts
+        hosts = context.running()._engine
         self.begun, self.over, self._place = threading.Event(), threading.Event(), hosts.spawn
         self.refused = False
         monkeypatch.setattr(hosts, "spawn", self._spawn)
@@ -265,7 +265,7 @@ def test_an_actor_calls_others_meanwhile(fresh_session, monkeypatch):
         wait(*args)
 
     placing = Placing(monkeypatch)
-    monkeypatch.setattr(context.running()._hosts, "places", True)  # so the link waits for that
+    monkeypatch.setattr(context.running()._engine, "places", True)  # so the link waits for that
     try:
         os.kill(pid, signal.SIGKILL)
         assert placing.begun.wait(WAIT)
@@ -415,7 +415,7 @@ def test_a_kill_before_the_next_try_ends_it_at_once(pausing, wait_until):
             conveyor.get(call(), timeout=WAIT)
     assert table.free_slots == free + 1
     assert not caller.mailboxes
-    assert record.actor.kept is None
+    assert record.actor.constructor is None
 
 
 def test_nothing_is_kept_of_one_that_was_killed_before_the_next_try(pausing):
@@ -427,7 +427,7 @@ def test_nothing_is_kept_of_one_that_was_killed_before_the_next_try(pausing):
     gc.collect()
     context.running().cleanup.do()
     # How it ended is remembered, as of the last of all dead actors.
-    assert record.actor.kept is None
+    assert record.actor.constructor is None
     assert context.running().table.free_slots == free + 1
 
 
@@ -442,7 +442,7 @@ def test_nor_of_one_whose_last_handle_was_gone_before_it_was_known_not_to_come_b
     context.running().cleanup.do()
     placing.refused = True
     placing.over.set()
-    wait_until(lambda: record.actor.kept is None, WAIT)
+    wait_until(lambda: record.actor.constructor is None, WAIT)
 
 
 def test_the_session_may_end_before_the_next_try(pausing):
@@ -459,7 +459,7 @@ def test_the_session_may_end_before_the_next_try(pausing):
 def said_of(name):
     """What ``conveyor status`` says of an actor of this program's session."""
     (session,) = find_sessions(os.getpid())
-    return [one.status.describe() for one in session.members if one.status.name.startswith(name)]
+    return [one.status.describe() for one in session.processes if one.status.name.startswith(name)]
 
 
 @conveyor.remote
@@ -488,7 +488,7 @@ def test_status_says_what_an_actor_waits_for(fresh_session, monkeypatch, wait_un
     stage, waits = Stage.remote(), Waits.remote()
     assert conveyor.get(waits.compile.remote(stage), timeout=WAIT) == 0
     placing = strike(stage, monkeypatch)
-    monkeypatch.setattr(context.running()._hosts, "places", True)
+    monkeypatch.setattr(context.running()._engine, "places", True)
     try:
         ref = getattr(waits, how).remote(stage, 1)
         said = rf"running {how} .*, which waits for {what}"

@@ -85,7 +85,7 @@ def test_an_error_that_was_requested_for_early_says_how_it_ended_once_that_is_kn
     held.clear()
     for end in late:
         on_exit(*end)
-    assert found.told.is_set()
+    assert found.cause_known.is_set()
     asks["execution that nobody has asked for"] = lambda: error_of(lambda: get(more))
     for way, ask in asks.items():
         text, number = ask()

@@ -101,7 +101,7 @@ def test_ctrl_c_while_results_are_dropped_keeps_no_ref_in_them(learning, wait_un
         graph = MultiOutputNode([maker.boxed.bind(inp), maker.boxed.bind(inp)]).compile()
     refs = [ref for i in range(2) for ref in graph.execute([conveyor.put(large(i))])]
     finished(graph, 2, wait_until)
-    wait_until(lambda: exports.tidy() or exports.kept == 2)
+    wait_until(lambda: exports.tidy() or exports.entry_count == 2)
     graph.teardown()
     assert inside.gate_of(graph).stashed == 4
 
@@ -111,7 +111,7 @@ def test_ctrl_c_while_results_are_dropped_keeps_no_ref_in_them(learning, wait_un
     learning(interrupt)
     del refs, graph
     gc.collect()
-    wait_until(lambda: exports.tidy() or exports.kept == 0, what="the end of exported refs")
+    wait_until(lambda: exports.tidy() or exports.entry_count == 0, what="the end of exported refs")
 
 
 def test_a_result_that_was_requested_for_in_vain_leaves_nothing(latches):

@@ -334,7 +334,7 @@ def test_refs_in_a_result_that_could_not_be_mapped(wait_until):
             assert get(ref) == "inside"
             assert array.sum() == BIG
             del ref, array, big
-    wait_until(lambda: exports.tidy() or exports.kept == 0, what="the end of exported refs")
+    wait_until(lambda: exports.tidy() or exports.entry_count == 0, what="the end of exported refs")
     nothing_is_held(maker)
 
 

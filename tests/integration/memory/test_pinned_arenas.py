@@ -396,7 +396,7 @@ def test_whatever_is_interrupted_counts_no_copy_that_is_not_under_way(session):
     (worker,) = session(actors=1)
     for number in range(3):
         conveyor.get(worker.make.remote(number), timeout=LONG)
-    codes = {staging.Pinned.take.__code__, staging.bring_bytes.__code__}
+    codes = {staging.Pinned.take.__code__, staging.fetch_bytes.__code__}
 
     def get(refs):
         conveyor.get(refs.pop(), timeout=LONG)

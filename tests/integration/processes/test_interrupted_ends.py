@@ -322,10 +322,10 @@ def test_a_handler_shuts_the_session_down_while_arguments_are_encoded(scripts):
 @pytest.mark.parametrize("num_gpus", [1, 0.5])
 def test_an_interrupted_start_gives_its_gpus_back(scripts, num_gpus):
     body = """
-        from conveyor.engines.local.engine import LocalHosts, LocalSpawning
+        from conveyor.engines.local.engine import LocalProcessEngine, LocalSpawning
         from conveyor.exceptions import ActorStartError
 
-        steps = [LocalHosts.spawn, LocalSpawning.ask, LocalSpawning.wait]
+        steps = [LocalProcessEngine.spawn, LocalSpawning.ask, LocalSpawning.wait]
         steps = {step.__code__ for step in steps}
 
         def trace(frame, event, arg):

@@ -9,7 +9,7 @@ import pytest
 from integration_helpers import get, large
 
 import conveyor
-from conveyor.codec import claims
+from conveyor.codec import borrows
 from conveyor.exceptions import SerializationError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -31,7 +31,7 @@ class Actor:
 
 
 class Keeper:
-    """Is interrupted where it begins to give claims up, so many times."""
+    """Is interrupted where it begins to give borrows up, so many times."""
 
     def __init__(self, holder, times):
         self.holder = holder
@@ -56,17 +56,17 @@ class Keeper:
 
 @pytest.fixture
 def interrupted(monkeypatch):
-    """``interrupted(times)``: have the giving up of claims interrupted so often. Then what was printed."""
+    """``interrupted(times)``: have the giving up of borrows interrupted so often. Then what was printed."""
     printed = []
     monkeypatch.setattr(sys, "unraisablehook", lambda u: printed.append(u.exc_type))
-    before = claims._directory
+    before = borrows._directory
 
     def begin(times):
-        claims.install(Keeper(before, times))
+        borrows.install(Keeper(before, times))
         return printed
 
     yield begin
-    claims.install(before)
+    borrows.install(before)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -81,6 +81,8 @@ def test_a_value_with_refs_that_cannot_be_read(leaves_nothing, interrupted, wait
             get(actor.take.remote([ref, Unreadable()]))
         assert printed == [KeyboardInterrupt] * times
         del ref
-        wait_until(lambda: exports.tidy() or exports.kept == 0, what="the end of exported refs")
+        wait_until(
+            lambda: exports.tidy() or exports.entry_count == 0, what="the end of exported refs"
+        )
         del actor
         conveyor.shutdown()

@@ -225,7 +225,7 @@ def test_it_starts_after_it_could_not_twice(monkeypatch, opened_since):
     def refuses(*_):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    for owner, name in ((host.events, "add"), (launcher_module, "Room")):
+    for owner, name in ((host.events, "add"), (launcher_module, "SendWaiters")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, refuses)
             with pytest.raises(ActorStartError, match="Too many open files"):

@@ -367,7 +367,7 @@ def test_a_thousand_rounds_leave_nothing(a, b, wait_until, opened_since):
 def test_pickles_that_are_never_loaded_are_forgotten_at_last(a, monkeypatch):
     from conveyor.refs import exports
 
-    monkeypatch.setattr(exports, "MAX_TICKETS", 10)
+    monkeypatch.setattr(exports, "MAX_PENDING_BORROWS", 10)
     pickles = [pickle.dumps(conveyor.put(large(i))) for i in range(30)]
     assert inside.kept() == 10
     with pytest.raises(RuntimeStateError, match="kept as long as"):

@@ -122,7 +122,7 @@ def session(leaves_nothing):
 def nothing_is_kept(session, wait_until):
     yield
     wait_until(lambda: inside.kept() == 0, WAIT, "the end of all exported results")
-    assert not context.running().exports._tickets
+    assert not context.running().exports._borrows
 
 
 @pytest.fixture
@@ -307,7 +307,7 @@ def test_an_actor_whose_process_does_not_start_keeps_no_arguments(monkeypatch, w
         raise OSError("no process for you")
 
     with monkeypatch.context() as patched:
-        patched.setattr(driver._hosts, "spawn", refuse)
+        patched.setattr(driver._engine, "spawn", refuse)
         with pytest.raises(OSError, match="for you"):
             conveyor.remote(Member).remote([conveyor.put(large(1))])
     wait_until(lambda: inside.kept() == 0)
@@ -339,7 +339,7 @@ def test_a_submitter_dies_before_it_has_heard_what_it_has_executed(members, go, 
     wait_until(lambda: wait_for_room() == 1, what="the second to wait for room")
     os.kill(pid, signal.SIGSTOP)
     go.open()
-    tickets = context.running().exports._tickets._exports
+    tickets = context.running().exports._borrows._exports
     wait_until(lambda: any(maker == 0 for maker, _ in list(tickets.values())), what="the answer")
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: inside.kept() == 0)

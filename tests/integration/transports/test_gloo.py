@@ -197,13 +197,13 @@ def test_a_transfer_that_is_half_done_ends_with_its_graph(which, wait_until):
 
 def test_a_transfer_can_be_aborted():
     """It takes functions of torch that Python is not given: this fails where they are not found."""
-    from conveyor.transport.gloo.pairs import Pair, Rendezvous, Way, abort
+    from conveyor.transport.gloo.pairs import Pair, PairAddresses, Rendezvous, abort
 
     stores = Rendezvous(), Rendezvous()
     made = {}
 
     def connect(rank):
-        made[rank] = Pair(stores[rank], Way(("127.0.0.1", "127.0.0.2"), rank))
+        made[rank] = Pair(stores[rank], PairAddresses(("127.0.0.1", "127.0.0.2"), rank))
 
     threads = [threading.Thread(target=connect, args=(rank,)) for rank in (0, 1)]
     for thread in threads:

@@ -169,7 +169,7 @@ def test_an_actor_serves_others_while_tensors_are_on_their_way(pair, registered)
     a, b = pair
     graph = total_over(registered(stuck=[0]), a, b)
     graph.execute(0)
-    assert conveyor.get(b.kept_totals.remote(), timeout=60) == []
+    assert conveyor.get(b.held_totals.remote(), timeout=60) == []
     other = total_over("shm", a, b)
     assert other.execute(1).get(timeout=60)[0] == 1
     other.teardown()

@@ -13,7 +13,7 @@ from conveyor import device as devices  # noqa: E402
 from conveyor.codec import frames as codec  # noqa: E402
 from conveyor.codec.out_of_band import OutgoingValue  # noqa: E402
 from conveyor.codec.pickling.definitions import SentDefinitions  # noqa: E402
-from conveyor.codec.promises import PromiseChecker, Promised  # noqa: E402
+from conveyor.codec.promises import CheckedValue, PromiseChecker  # noqa: E402
 from conveyor.exceptions import SerializationError, TransportError  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -165,7 +165,7 @@ def test_tensors_that_are_put_on_a_device_are_the_same(value):
     devices.register(Host())
     try:
         packed = PromiseChecker("a.f", "host", False, False).pack(value)
-        assert type(packed) is Promised
+        assert type(packed) is CheckedValue
         check_same(Channel(shared=True).carry(packed), value)
     finally:
         devices.unregister("host")
@@ -212,7 +212,7 @@ def test_what_need_not_be_looked_at_is_sent_as_it_is(monkeypatch):
     monkeypatch.setattr(devices, "in_use", lambda: False)
     assert checker("cpu").pack(value) is value
     monkeypatch.setattr(devices, "in_use", lambda: True)
-    assert type(checker("cpu").pack(value)) is Promised
+    assert type(checker("cpu").pack(value)) is CheckedValue
     assert checker(direct=True, static=True).pack(value["a"]) is value["a"]
     bundled = (value["a"],)
     assert checker(direct=True, bundled=True).pack(bundled) is bundled

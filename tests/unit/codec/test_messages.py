@@ -31,12 +31,12 @@ from conveyor.worker import messages, remote_memory
 from conveyor.worker import messages as requests
 from conveyor.worker.control import Control
 from conveyor.worker.messages import Accept, End, HangUp, Notice, Order, Request
-from conveyor.worker.remote_memory import FromHost, RemoteMemoryClient, ToHost
+from conveyor.worker.remote_memory import FromNode, RemoteMemoryClient, ToNode
 
 
 def test_a_message_is_a_frozen_value():
-    order = Accept(1, 2, 5, ticket=6)
-    assert (order.slot, order.bit, order.ticket) == (1, 5, 6)
+    order = Accept(1, 2, 5, fds_id=6)
+    assert (order.slot, order.bit, order.fds_id) == (1, 5, 6)
     assert repr(HangUp(5)) == "HangUp(bit=5)"
     assert HangUp(5) == HangUp(bit=5) != HangUp(6)
     assert hash(HangUp(5)) == hash(HangUp(5))
@@ -85,8 +85,8 @@ def test_the_dispatcher_knows_every_request_and_notice():
 
 
 def test_both_ends_of_a_connection_to_the_host_know_what_comes():
-    assert set(RemoteMemoryService.handlers) == members(ToHost)
-    assert set(RemoteMemoryClient.handlers) == members(FromHost)
+    assert set(RemoteMemoryService.handlers) == members(ToNode)
+    assert set(RemoteMemoryClient.handlers) == members(FromNode)
 
 
 def test_another_host_knows_every_order_by_the_driver():

@@ -120,7 +120,7 @@ def test_constants_are_short_and_on_one_line():
 
 
 def test_what_stays_on_its_actor_says_so_between_nodes_as_well():
-    made = bind(ENCODER, "encode", (InputNode(),), {}, stays=("auto", False))
+    made = bind(ENCODER, "encode", (InputNode(),), {}, by_reference=("auto", False))
     plan = lower(made, Config())
     stays = "it stays on its actor until it is fetched"
     assert f"shm, depth 16: {stays}" in explain(plan)

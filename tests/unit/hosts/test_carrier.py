@@ -144,7 +144,7 @@ def test_a_host_that_is_lost_ends_its_lines(hosts, wait_until, line):
     os.close(fd)
 
 
-@pytest.mark.parametrize("which", ["line-in", "line-out"])
+@pytest.mark.parametrize("which", ["carrier-in", "carrier-out"])
 def test_a_line_for_which_there_is_no_thread_is_over_at_both_ends(hosts, monkeypatch, which):
     one, other = hosts
     there = other.end_of(1)
@@ -165,7 +165,7 @@ def test_a_line_for_which_there_is_no_thread_is_over_at_both_ends(hosts, monkeyp
         with pytest.raises(ConnectionError):
             receive_pickled(sock)
         sock.close()
-    assert not one.carrier._lines
+    assert not one.carrier._connections
 
 
 def test_where_no_thread_is_left_a_shared_files_answers_on_its_callers(monkeypatch):
@@ -370,7 +370,7 @@ def test_who_says_more_than_is_taken_waits(hosts, with_files, line):
     message = b"m" * (1 if with_files else cost)
     talker = Talker(here, message, fd, 1500 if with_files else 600)
     assert settled(lambda: talker.said) < talker.count
-    assert other.carrier._lines[1].incoming.qsize() <= BOUND // cost
+    assert other.carrier._connections[1].incoming.qsize() <= BOUND // cost
     assert len(one.shared_files) <= BOUND // cost
     # It goes on as it is taken.
     for _ in range(talker.count):
@@ -407,4 +407,4 @@ def test_who_waits_for_room_hears_the_end(hosts, ends, wait_until, line):
                 heard += len(receive_pickled(there)[0])
         assert heard == talker.said * 50_000
         there.close()
-    wait_until(lambda: not one.carrier._lines, WAIT)
+    wait_until(lambda: not one.carrier._connections, WAIT)

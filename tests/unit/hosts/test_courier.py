@@ -153,7 +153,7 @@ def test_one_that_is_not_wanted_any_more_is_a_stranger(driver):
 
 
 def test_a_flood_of_silent_ones_takes_no_more_than_is_kept(driver, monkeypatch):
-    monkeypatch.setattr(local_sockets, "_UNPROVEN_KEPT", 8)
+    monkeypatch.setattr(local_sockets, "_MAX_UNPROVEN", 8)
     key = driver.expect(1)
     silent = [driver.connect() for _ in range(30)]
     try:

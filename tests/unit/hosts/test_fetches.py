@@ -20,7 +20,7 @@ from conveyor.cluster import fetches as source
 from conveyor.cluster.fetches import Fetches, Waiter
 from conveyor.cluster.servers import Memories
 from conveyor.exceptions import SystemLimitError
-from conveyor.runtime.remote_memory import SMALL, RoomAt, Wanted
+from conveyor.runtime.remote_memory import SMALL, ReceiveFile, Wanted
 
 WAIT = 60
 #: Several pieces, of which the last is no whole one.
@@ -65,9 +65,9 @@ class Wants:
         self.fd = os.memfd_create("room")
         os.truncate(self.fd, size + 50)
         self.done = []
-        room = None if size < SMALL else RoomAt(self.fd, 50)
+        room = None if size < SMALL else ReceiveFile(self.fd, 50)
         self.waiter = Waiter(room, self._tell, self.done.append)
-        self.give_up = hosts.fetches.bring(kept.wanted, self.waiter)
+        self.give_up = hosts.fetches.fetch_for(kept.wanted, self.waiter)
 
     def _tell(self, brought):
         assert self.brought is None
@@ -133,7 +133,7 @@ def hosts(monkeypatch):
 
 
 def flight_of(hosts, kept):
-    return hosts.fetches._flights[kept.wanted]
+    return hosts.fetches._fetches[kept.wanted]
 
 
 @pytest.mark.parametrize("size", [0, 10, SMALL - 64, SMALL, LARGE])
@@ -176,7 +176,7 @@ def test_what_nobody_wants_any_more_is_given_up(hosts, wait_until):
     assert not one.told
     one.give_up()
     assert one.failed() == errno.ECANCELED
-    wait_until(lambda: not hosts.fetches._flights, WAIT)
+    wait_until(lambda: not hosts.fetches._fetches, WAIT)
     assert hosts.dialled[0].fileno() == -1
     hosts.held.set()
     assert Wants(hosts, kept).got()
@@ -223,7 +223,7 @@ def test_where_no_thread_is_left_it_comes_on_its_callers(hosts, monkeypatch):
     assert Wants(hosts, kept).got()  # the other host has its thread
     here = hosts.fetches._sources[1]
     monkeypatch.setattr(source, "_IDLE", 0.0)
-    with here._turn:
+    with here._queue_lock:
         here._arrival.notify_all()
 
     def refuse(target, name, *args):
@@ -236,14 +236,14 @@ def test_where_no_thread_is_left_it_comes_on_its_callers(hosts, monkeypatch):
     one = Wants(hosts, kept)
     assert one.told
     assert one.got()
-    assert not hosts.fetches._flights
+    assert not hosts.fetches._fetches
 
 
 def test_a_room_that_cannot_be_written_to_is_its_own_affair(hosts, wait_until):
     kept = Kept(LARGE)
     fd = os.open("/dev/null", os.O_RDONLY)
     told = []
-    hosts.fetches.bring(kept.wanted, Waiter(RoomAt(fd, 0), told.append))
+    hosts.fetches.fetch_for(kept.wanted, Waiter(ReceiveFile(fd, 0), told.append))
     os.close(fd)
     assert Wants(hosts, kept).failed() in (0, errno.EBADF)
     wait_until(lambda: told, WAIT)  # the other one may have had a flight, and a thread, of its own

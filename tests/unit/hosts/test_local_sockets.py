@@ -159,7 +159,7 @@ def test_the_silent_ones_take_no_thread_and_keep_nobody_out():
             came.get(timeout=60)[0].close()
         assert threading.active_count() == before
         assert is_dropped(silent[0])
-        assert listener.strangers >= 100 - local_sockets._UNPROVEN_KEPT
+        assert listener.strangers >= 100 - local_sockets._MAX_UNPROVEN
 
 
 def test_a_crowd_is_let_in_bit_by_bit():

@@ -20,7 +20,7 @@ from conveyor.cluster.handshake import (
     admission,
     ask_admission,
     dial,
-    dial_host,
+    dial_node,
     hand_over,
     introduce,
     let_in,
@@ -79,11 +79,11 @@ def test_another_host_of_the_session_at_an_address_is_not_taken_for_the_one_that
         with pytest.raises(
             HandshakeError, match=r"host 0 of the session is at .* where host 2 was"
         ):
-            dial_host(2, listener.address, TOKEN, THERE, 60)
+            dial_node(2, listener.address, TOKEN, THERE, 60)
         with came.get(timeout=60)[0] as theirs:
             theirs.settimeout(60)
             assert theirs.recv(1) == b""
-        with dial_host(0, listener.address, TOKEN, THERE, 60), came.get(timeout=60)[0]:
+        with dial_node(0, listener.address, TOKEN, THERE, 60), came.get(timeout=60)[0]:
             pass
 
 

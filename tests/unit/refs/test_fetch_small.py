@@ -58,7 +58,7 @@ def test_several_ranges_and_none(process_table):
     [
         {"joined": True},
         {"out_of_band": b"route"},
-        {"lying": File(3, 4).pack()},
+        {"arena_ranges": File(3, 4).pack()},
         {"slot": 0},
         {"slot": 2},
         {"incarnation": 2},

@@ -241,8 +241,8 @@ class Rendezvous(RuleBasedStateMachine):
     def what_is_needed_is_kept_and_nothing_else(self):
         CLEANUP.do()
         assert set(self.exports._entries) == self.needed()
-        assert set(self.exports._tickets) == {t for t, (_, r) in self.tickets.items() if r}
-        assert set(self.exports._tickets._readers) == set(self.exports._tickets)
+        assert set(self.exports._borrows) == {t for t, (_, r) in self.tickets.items() if r}
+        assert set(self.exports._borrows._readers) == set(self.exports._borrows)
 
 
 TestRendezvous = Rendezvous.TestCase

@@ -16,7 +16,7 @@ import torch
 from conveyor.transport import Host
 from conveyor.transport.base import TensorSpec
 from conveyor.transport.gloo.endpoint import GlooEndpoint
-from conveyor.transport.gloo.pairs import way_to
+from conveyor.transport.gloo.pairs import addresses_to
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_gloo_available(), reason="this build of torch has no gloo"
@@ -140,7 +140,7 @@ def test_the_end_finds_who_waits(ends):
 def test_nodes_of_two_versions_of_ip():
     wire = Wire(0, (Host(0, "192.0.2.1"), Host(1, "fd00::2")), threading.Condition())
     with pytest.raises(ValueError, match=r"two of one version of IP"):
-        way_to(wire, 1)
+        addresses_to(wire, 1)
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")

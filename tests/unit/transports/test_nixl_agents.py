@@ -96,7 +96,7 @@ def test_memory_is_offered_again_and_some_of_it_let_go_of(agent, offers):
 def test_what_may_still_be_read_stays(agent, offers):
     regions = [offers.take(1 << 20, Future()) for _ in range(5)]
     for region in regions:
-        offers.give_back(region, unread=True)
+        offers.give_back(region, in_use=True)
     assert len(agent.registered) == 5
 
 

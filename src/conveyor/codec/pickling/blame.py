@@ -33,12 +33,12 @@ class Given(NamedTuple):
     value: Any
 
     @classmethod
-    def argument(cls, place: int | str, label: str, value: Any) -> Given:
+    def argument(cls, key: int | str, label: str, value: Any) -> Given:
         """Describe an argument of ``label`` by its position or name."""
-        path = f"args[{place}]" if isinstance(place, int) else f"kwargs[{place!r}]"
+        path = f"args[{key}]" if isinstance(key, int) else f"kwargs[{key!r}]"
         a_snapshot = type(value) is _core.Snapshot  # of what was referred to, which nobody here has
         what = "the value of a reference" if a_snapshot else f"a {type_name(type(value))}"
-        return cls(f"argument {place!r} of {label}, {what},", path, value)
+        return cls(f"argument {key!r} of {label}, {what},", path, value)
 
     def part(self, steps: str) -> Given:
         """Narrow this to the part of the argument that ``steps`` lead to."""

@@ -28,8 +28,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.codec import claims
-from conveyor.codec.claims import Reader
+from conveyor.codec import borrows
+from conveyor.codec.borrows import Reader
 from conveyor.codec.encoded import Definition, Token, unpack
 from conveyor.exceptions import SerializationError
 from conveyor.weak import WeakSet, WeakValues
@@ -91,16 +91,16 @@ _counter = itertools.count(1)
 class Pin:
     """Keeps a group that a channel has brought.
 
-    Its objects are kept by the pins of channels from their maker. Where there are none, one other pin
+    Its objects are kept by the pins of channels from their owner. Where there are none, one other pin
     keeps them, which was there when they were loaded. More would keep them alive for each other where they
-    go round in a circle of processes; so would one at their maker.
+    go round in a circle of processes; so would one at their owner.
     """
 
-    __slots__ = ("__weakref__", "from_maker", "group", "objects")
+    __slots__ = ("__weakref__", "from_owner", "group", "objects")
 
-    def __init__(self, group: Group, from_maker: bool) -> None:
+    def __init__(self, group: Group, from_owner: bool) -> None:
         self.group = group
-        self.from_maker = from_maker
+        self.from_owner = from_owner
         self.objects: tuple[Any, ...] = ()
 
 
@@ -127,10 +127,10 @@ def received(definition: Definition) -> Group:
 
 def pin(definition: Definition) -> Pin:
     """Have the group that a channel has brought stay as long as this is held."""
-    made = Pin(received(definition), from_maker=definition[3])
+    made = Pin(received(definition), from_owner=definition[3])
     with _lock:
         made.group.pins.add(made)
-        if made.from_maker:
+        if made.from_owner:
             objects = [live(token) for token in made.group.tokens]
             made.objects = tuple([obj for obj in objects if obj is not None])
     return made
@@ -231,11 +231,11 @@ def _let_go(group: Group) -> None:
 
 
 class _Load:
-    __slots__ = ("kept", "made")
+    __slots__ = ("existing", "made")
 
     def __init__(self) -> None:
         self.made: dict[Token, Any] = {}
-        self.kept: set[int] = set()
+        self.existing: set[int] = set()
 
 
 class _Loads(threading.local):
@@ -263,17 +263,17 @@ def _load(group: Group) -> dict[Token, Any]:
             objects[token] = obj
         if not _made_here(group.key):
             pins = list(group.pins)
-            for pin in [pin for pin in pins if pin.from_maker] or pins[:1]:
+            for pin in [pin for pin in pins if pin.from_owner] or pins[:1]:
                 pin.objects = tuple(objects.values())
-        if _home is not None:
+        if _main_module is not None:
             for obj in objects.values():
-                if obj.__module__ == _home.__name__ and obj.__qualname__.isidentifier():
+                if obj.__module__ == _main_module.__name__ and obj.__qualname__.isidentifier():
                     _named[obj.__qualname__] = obj
     return objects
 
 
 # Where received definitions of ``__main__`` have their names too, the latest of each name.
-_home: ModuleType | None = None
+_main_module: ModuleType | None = None
 _named: WeakValues[str, Any] = WeakValues()
 
 
@@ -283,8 +283,8 @@ def name_in(module: ModuleType) -> None:
     The ``__main__`` of an actor is empty otherwise, and ``multiprocessing`` would not find there what it
     pickles by name.
     """
-    global _home
-    _home = module
+    global _main_module
+    _main_module = module
     module.__getattr__ = _find_name  # type: ignore[method-assign]
 
 
@@ -302,14 +302,14 @@ def construct(token: Token, make: Callable[..., Any], args: Sequence[Any]) -> An
     if obj is None:
         obj = make(*args)
     else:
-        load.kept.add(id(obj))
+        load.existing.add(id(obj))
     load.made[token] = obj
     return obj
 
 
 def fill(obj: Any, state: tuple[Callable[[Any, Any], Any], Any]) -> None:
     """In a group's bytes: give an object its contents, unless it was here before."""
-    if id(obj) not in _loads.stack[-1].kept:
+    if id(obj) not in _loads.stack[-1].existing:
         set_state, contents = state
         set_state(obj, contents)
 
@@ -346,7 +346,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 # Groups that are gone, in one frame: it should fit a slot.
-MOST_TOLD = 32
+MAX_GONE_PER_FRAME = 32
 
 # Guards the knowledge of readers. Two threads may learn the definitions of a frame, before one of them takes
 # it.
@@ -358,6 +358,7 @@ class SentDefinitions:
 
     __slots__ = (
         "__weakref__",
+        "by_reference",
         "by_value",
         "checker",
         "collected",
@@ -367,7 +368,6 @@ class SentDefinitions:
         "is_remote",
         "of_exceptions",
         "readers",
-        "stays",
     )
 
     def __init__(
@@ -376,7 +376,7 @@ class SentDefinitions:
         # Names the readers that are on other nodes, where nothing that refers to this process can be
         # followed.
         self.is_remote = is_remote
-        # Readers that decode each frame, in the order of the ring: each of them makes a claim in it good
+        # Readers that decode each frame, in the order of the ring: each of them makes a borrow in it good
         # once. Empty: one unknown reader.
         self.readers = readers
         self.groups: set[Token] = set()
@@ -395,7 +395,7 @@ class SentDefinitions:
         # Reducer of the exceptions in a value that is pickled into one string; ``None``: each has its own.
         self.of_exceptions: Callable[[BaseException], Any] | None = None
         # Whether the memory of arrays and tensors of the value stays here, and that of nothing else.
-        self.stays = False
+        self.by_reference = False
 
     def note(self, groups: Iterable[Group]) -> None:
         """Note that a frame carries ``groups``."""
@@ -408,7 +408,7 @@ class SentDefinitions:
 
         The frame, and those behind it, have to define them again if they refer to them.
         """
-        gone = self.gone.take(MOST_TOLD)
+        gone = self.gone.take(MAX_GONE_PER_FRAME)
         self.groups.difference_update(gone)
         return gone
 
@@ -418,20 +418,20 @@ class SentDefinitions:
 
     def undo(self, meta: bytes) -> None:
         """Take back a frame with a header that was encoded and will not be published. Its definitions are
-        not sent, and nobody comes for its claims."""
+        not sent, and nobody comes for its borrows."""
         definitions, _, gone, _ = unpack(meta)
         self.groups.difference_update([tokens[0] for tokens, *_ in definitions])
         self.gone.add(gone)
         self._withdraw(meta, self.readers)
 
-    def unclaimed(self, meta: bytes, left: Iterable[int]) -> None:
-        """Withdraw the claims of a frame with a header for the readers with these numbers, which never come
+    def withdraw_borrows(self, meta: bytes, left: Iterable[int]) -> None:
+        """Withdraw the borrows of a frame with a header for the readers with these numbers, which never come
         for them."""
         self._withdraw(meta, [self.readers[i] for i in left] if self.readers else ())
 
     def _withdraw(self, meta: bytes, readers: Sequence[Reader]) -> None:
         _, made, _, _ = unpack(meta)
-        claims.withdraw(made, readers)
+        borrows.withdraw(made, readers)
 
 
 class Generation:

@@ -87,9 +87,9 @@ class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         if reduction[0] is _make_skeleton_class and "__slots__" in obj.__dict__:
             reduction = _with_slots(obj, reduction)
         self.by_value = True
-        place = _wrapped_at(obj)
-        if place is not None:
-            return _unwrap, place
+        location = _wrapped_at(obj)
+        if location is not None:
+            return _unwrap, location
         if _has_identity(obj):
             return self.define(obj, reduction)
         return reduction
@@ -193,10 +193,10 @@ def forget_names() -> None:
 
 
 def _wrapped_at(obj: Any) -> tuple[str, str] | None:
-    """Find the place where an importable module keeps a wrapper of ``obj``, such as the result of
+    """Find the location where an importable module keeps a wrapper of ``obj``, such as the result of
     ``remote``.
 
-    Sending the place keeps the reader's class that of its own module, with that module's globals.
+    Sending the location keeps the reader's class that of its own module, with that module's globals.
     """
     module: str | None = getattr(obj, "__module__", None)
     if module not in sys.modules or module in by_value_modules():

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from conveyor.codec import claims
+from conveyor.codec import borrows
 from conveyor.codec.encoded import (
     DEFINING,
     FINAL,
     FLAG_BOUND,
     FLAG_DEFINITIONS,
     FLAG_REFS,
-    KEPT,
+    HELD,
     PICKLE,
     SENT,
     Encoded,
@@ -183,16 +183,16 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
                 meta, buffers = _parts(pickler)
         except BaseException as error:
             if not _may_be_tried_again(error, pickler.notes):
-                claims.drop_noted(pickler.notes, sent.readers)
+                borrows.drop_noted(pickler.notes, sent.readers)
                 raise
             failed = True
         if failed:  # not in the handler: what it raises is the same again, and is told once
-            return _dump_fully(value, sent, pickler.notes.get(claims.CLAIMS))
-        made = kept = None
+            return _dump_fully(value, sent, pickler.notes.get(borrows.BORROWS))
+        made = held = None
         if len(pickler.notes) > 1:
-            claims.confirm_noted(pickler.notes, sent.readers)
-            made = pickler.notes.pop(claims.CLAIMS, None)
-            kept = pickler.notes.pop(KEPT, None)
+            borrows.confirm_noted(pickler.notes, sent.readers)
+            made = pickler.notes.pop(borrows.BORROWS, None)
+            held = pickler.notes.pop(HELD, None)
         if buffers is not None:
             pickler.notes.clear()  # only what has a buffer makes notes
         if len(meta) < _KEEP_BELOW:
@@ -204,8 +204,8 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
                 break
         else:
             if not made and not sent.gone:
-                return (PICKLE, 0, meta, buffers, kept) if kept else (PICKLE, 0, meta, buffers)
-            return _with_header(meta, (), made, sent.take_gone(), sent, 0, buffers, kept)
+                return (PICKLE, 0, meta, buffers, held) if held else (PICKLE, 0, meta, buffers)
+            return _with_header(meta, (), made, sent.take_gone(), sent, 0, buffers, held)
         return _dump_fully(value, sent, made)
     return _dump_fully(value, sent)
 
@@ -213,14 +213,14 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
 def _parts(pickler: _FastPickler | FullPickler) -> tuple[bytes, list[Any] | None]:
     """The pickle that has been written, and the memory that is out of it."""
     sent: SentDefinitions = pickler.notes[SENT]
-    meta, buffers = pickler.pieces.parts(with_texts=not sent.stays)
+    meta, buffers = pickler.pieces.parts(with_texts=not sent.by_reference)
     if buffers is not None and STAGED in pickler.notes:
         pickler.notes.pop(STAGED).finish(buffers)
     return meta, buffers
 
 
-def _encoded(codec: int, flags: int, meta: bytes, buffers: list[Any] | None, kept: Any) -> Encoded:
-    return (codec, flags, meta, buffers, kept) if kept else (codec, flags, meta, buffers)
+def _encoded(codec: int, flags: int, meta: bytes, buffers: list[Any] | None, held: Any) -> Encoded:
+    return (codec, flags, meta, buffers, held) if held else (codec, flags, meta, buffers)
 
 
 def _may_be_tried_again(error: BaseException, notes: dict[Any, Any]) -> bool:
@@ -233,7 +233,7 @@ def _may_be_tried_again(error: BaseException, notes: dict[Any, Any]) -> bool:
 def _dump_fully(
     value: Any, sent: SentDefinitions, made: dict[int, tuple[Any, Any]] | None = None
 ) -> Encoded:
-    """Pickle a value with the full pickler. ``made``: the claims of an earlier attempt to pickle it."""
+    """Pickle a value with the full pickler. ``made``: the borrows of an earlier attempt to pickle it."""
     pool = _full_pool
     pickler: FullPickler | None = None
     with suppress(IndexError):
@@ -241,9 +241,9 @@ def _dump_fully(
     if pickler is None:  # not in the handler, of which a Ctrl-C would tell
         pickler = _full_pickler()
     pickler = _pickled(pickler, value, sent, made)
-    claims.confirm_noted(pickler.notes, sent.readers)
-    made = pickler.notes.pop(claims.CLAIMS, None)
-    kept = pickler.notes.pop(KEPT, None)
+    borrows.confirm_noted(pickler.notes, sent.readers)
+    made = pickler.notes.pop(borrows.BORROWS, None)
+    held = pickler.notes.pop(HELD, None)
     meta, buffers = pickler.parts
     gone = sent.take_gone()
     missing: Sequence[Group] = ()
@@ -258,8 +258,8 @@ def _dump_fully(
         pool.append(pickler)
     sent.by_value = by_value
     if not missing and not made and not gone:
-        return _encoded(PICKLE, flags, meta, buffers, kept)
-    return _with_header(meta, missing, made, gone, sent, flags, buffers, kept)
+        return _encoded(PICKLE, flags, meta, buffers, held)
+    return _with_header(meta, missing, made, gone, sent, flags, buffers, held)
 
 
 def _with_header(
@@ -270,17 +270,17 @@ def _with_header(
     sent: SentDefinitions,
     flags: int,
     buffers: list[Any] | None,
-    kept: Any,
+    held: Any,
 ) -> Encoded:
     definitions = [group.definition for group in missing]
-    meta = pack(definitions, meta, [claim for _, claim in (made or {}).values()], gone)
+    meta = pack(definitions, meta, [borrow for _, borrow in (made or {}).values()], gone)
     if made:
         flags |= FLAG_REFS
     if gone:
         flags |= FLAG_BOUND  # to this channel
     if missing:
         sent.note(missing)
-    return _encoded(DEFINING, flags | FLAG_DEFINITIONS, meta, buffers, kept)
+    return _encoded(DEFINING, flags | FLAG_DEFINITIONS, meta, buffers, held)
 
 
 def _full_pickler(out_of_band: bool = True) -> FullPickler:
@@ -295,12 +295,12 @@ def _pickled(
     made: dict[int, tuple[Any, Any]] | None,
 ) -> FullPickler:
     """Pickle ``value``: the pickler that has done it, or an error that names the part that cannot be done."""
-    if _attempt(pickler, value, sent, made) is None:
+    if _try_to_pickle(pickler, value, sent, made) is None:
         return pickler
     # Perhaps it remembered a name that is not good any more.
     full_pickler.forget_names()
     pickler = _full_pickler(pickler.out_of_band)
-    error = _attempt(pickler, value, sent, None)
+    error = _try_to_pickle(pickler, value, sent, None)
     if error is None:
         return pickler
     try:
@@ -309,24 +309,24 @@ def _pickled(
         del error  # it refers to this frame
 
 
-def _attempt(
+def _try_to_pickle(
     pickler: FullPickler,
     value: Any,
     sent: SentDefinitions,
     made: dict[int, tuple[Any, Any]] | None,
 ) -> BaseException | None:
     """Try to pickle ``value``. Returns the error if another pickler may do it, else raises it. After a
-    failure claims are given back."""
+    failure borrows are given back."""
     pickler.notes[SENT] = sent
     if sent.checker is not None:
         sent.checker.begin()
     if made:
-        pickler.notes[claims.CLAIMS] = made
+        pickler.notes[borrows.BORROWS] = made
     try:
         pickler.dump(value)
         pickler.parts = _parts(pickler) if pickler.out_of_band else (pickler.pieces.whole(), None)
     except BaseException as error:
-        claims.drop_noted(pickler.notes, sent.readers)
+        borrows.drop_noted(pickler.notes, sent.readers)
         if not _may_be_tried_again(error, pickler.notes):
             raise
         return error
@@ -341,9 +341,9 @@ def blamed(error: SerializationError, given: Iterable[Given]) -> SerializationEr
     text = blame.cannot_send_given(given, _why_not)
     if text is None:
         return error
-    told = SerializationError(text)
-    told.__cause__ = error.__cause__
-    return told
+    wrapped = SerializationError(text)
+    wrapped.__cause__ = error.__cause__
+    return wrapped
 
 
 def _why_not(value: Any) -> BaseException | None:
@@ -356,7 +356,7 @@ def _why_not(value: Any) -> BaseException | None:
             raise
         return error.with_traceback(None)  # its frames refer to those that keep it
     finally:
-        claims.drop_noted(pickler.notes, ())
+        borrows.drop_noted(pickler.notes, ())
     return None
 
 
@@ -388,12 +388,12 @@ def _dump_in_band(value: Any, sent: SentDefinitions) -> bytes:
         fast.dump(value)
     except BaseException as error:
         if not _may_be_tried_again(error, fast.notes):
-            claims.drop_noted(fast.notes, sent.readers)
+            borrows.drop_noted(fast.notes, sent.readers)
             raise
     else:
         pickled = b"".join(fast.pieces)
         if not any(pattern in pickled for pattern in _by_value_patterns):
-            claims.confirm_noted(fast.notes, sent.readers)
+            borrows.confirm_noted(fast.notes, sent.readers)
             if len(pickled) < _KEEP_BELOW:
                 fast.notes.clear()
                 fast.pieces.clear()
@@ -401,8 +401,8 @@ def _dump_in_band(value: Any, sent: SentDefinitions) -> bytes:
                 pool.append(fast)
             return pack((), pickled)
     full = _full_pickler(out_of_band=False)
-    full = _pickled(full, value, sent, fast.notes.get(claims.CLAIMS))
-    claims.confirm_noted(full.notes, sent.readers)
+    full = _pickled(full, value, sent, fast.notes.get(borrows.BORROWS))
+    borrows.confirm_noted(full.notes, sent.readers)
     missing = definitions_of(full.groups.values(), sent)
     data = pack([group.definition for group in missing], full.parts[0])
     sent.note(missing)

@@ -17,7 +17,7 @@ from conveyor.codec.tensors.encoding import (
     plain_values,
     widest,
 )
-from conveyor.codec.tensors.staging import moved_to, place_for
+from conveyor.codec.tensors.staging import moved_to, target_device
 from conveyor.device import Device
 from conveyor.exceptions import SerializationError
 from conveyor.storages import check_storage
@@ -53,7 +53,7 @@ class Collected:
         return self._kinds is None or tensor.device.type in self._kinds
 
     def take(self, tensor: torch.Tensor) -> Any:
-        """Reduce ``tensor`` to its place.
+        """Reduce ``tensor`` to its position.
 
         Raises:
             SerializationError: it cannot travel this way.
@@ -91,12 +91,12 @@ class Collected:
     def _placed(self, tensor: torch.Tensor) -> Any:
         contiguous, strides = dense(plain_values(tensor))
         self.tensors.append(contiguous)
-        place = len(self.tensors) - 1
+        position = len(self.tensors) - 1
         shape, requires_grad = tuple(tensor.shape), tensor.requires_grad
         if self._device is None:
-            return _from_out_of_band, (place, shape, strides, requires_grad)
-        device = "cpu" if self._device == "cpu" else place_for(tensor, self._device)
-        return _from_out_of_band, (place, shape, strides, requires_grad, device)
+            return _from_out_of_band, (position, shape, strides, requires_grad)
+        device = "cpu" if self._device == "cpu" else target_device(tensor, self._device)
+        return _from_out_of_band, (position, shape, strides, requires_grad, device)
 
 
 class _OutOfBand(threading.local):
@@ -108,7 +108,7 @@ _out_of_band = _OutOfBand()
 
 @contextmanager
 def placing(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Have values that are unpickled meanwhile, on this thread, get ``tensors`` in their places."""
+    """Have values that are unpickled meanwhile, on this thread, get ``tensors`` by their positions."""
     before = _out_of_band.tensors
     _out_of_band.tensors = tensors
     try:
@@ -117,19 +117,19 @@ def placing(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         _out_of_band.tensors = before
 
 
-def object_at(place: int) -> Any:
-    """Return the object that has come for that place, as it is."""
-    return _out_of_band.tensors[place]
+def object_at(position: int) -> Any:
+    """Return the object that has come for that position, as it is."""
+    return _out_of_band.tensors[position]
 
 
 def _from_out_of_band(
-    place: int,
+    position: int,
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None,
     requires_grad: bool,
     device: str | tuple[Device, str | None] | None = None,
 ) -> torch.Tensor:
-    made = _out_of_band.tensors[place].detach()
+    made = _out_of_band.tensors[position].detach()
     if isinstance(device, str):
         made = made.to(device)
     elif device is not None and made.device.type != device[0].kind:

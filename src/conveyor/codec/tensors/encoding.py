@@ -322,15 +322,15 @@ def decode(meta: bytes, buffers: list[Any] | None) -> torch.Tensor:
 
 
 def rebuild(header: bytes, buffer: Any) -> torch.Tensor:
-    maker = _read.get(header)
-    if maker is None:
+    builder = _read.get(header)
+    if builder is None:
         if len(_read) >= _CACHED:
             _read.clear()
-        maker = _read[header] = _make_maker(header)
-    return maker(buffer)
+        builder = _read[header] = _make_builder(header)
+    return builder(buffer)
 
 
-def _make_maker(header: bytes) -> Callable[[Any], torch.Tensor]:
+def _make_builder(header: bytes) -> Callable[[Any], torch.Tensor]:
     import torch
 
     flags, length, ndim = fixed.unpack_from(header)

@@ -29,11 +29,11 @@ from conveyor.codec.tensors.encoding import (
 from conveyor.codec.tensors.staging import (
     STAGED,
     Staged,
-    bring_bytes,
     check,
+    fetch_bytes,
     fetched,
     moved_to,
-    place_for,
+    target_device,
 )
 from conveyor.device import Device
 from conveyor.storages import check_storage
@@ -194,7 +194,7 @@ def _reduce_placed(tensor: torch.Tensor, target: str, notes: Notes, export: _Exp
     buffer = export(memory) if memory.numel() else None
     if target == "cpu":
         return rebuild, (header, buffer)
-    return _rebuild_on, (header, buffer, *place_for(tensor, target))
+    return _rebuild_on, (header, buffer, *target_device(tensor, target))
 
 
 def _make_export(notes: Notes) -> _Export:
@@ -233,7 +233,7 @@ def _make_storage_reducer(notes: Notes, export: _Export) -> Reducer:
             checker.note_storage(storage)
         check(storage)
         target = storage.device.type if checker is None else checker.target(storage)
-        where = place_for(storage, target) if target != "cpu" else ()
+        where = target_device(storage, target) if target != "cpu" else ()
         if not storage.nbytes():
             return _rebuild_storage, (None, *where)
         whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
@@ -247,7 +247,7 @@ def _reduce_typed_storage(storage: torch.storage.TypedStorage) -> Any:
 
 
 def _rebuild_on(header: bytes, buffer: Any, device: Device, identity: str | None) -> torch.Tensor:
-    there = None if buffer is None else bring_bytes(buffer, device, identity)
+    there = None if buffer is None else fetch_bytes(buffer, device, identity)
     if there is not None:
         return shaped(header, there)
     made = rebuild(header, buffer)
@@ -261,7 +261,7 @@ def _rebuild_storage(
 
     there = None
     if buffer is not None and device is not None:
-        there = bring_bytes(buffer, device, identity)
+        there = fetch_bytes(buffer, device, identity)
     if there is not None:
         return there.untyped_storage()
     if buffer is None:

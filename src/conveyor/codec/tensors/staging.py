@@ -237,7 +237,7 @@ class Pinned:
 
     def _pin(self, key: tuple[str, int], buffer: _core.Buffer, device: Device) -> Block | None:
         until, pause = self._refused.get(device.kind, (0.0, _PAUSES[0]))
-        if _core.monotonic() < until or not self._room():
+        if _core.monotonic() < until or not self._has_capacity():
             return None
         # Somebody is to give it up again: where no thread is to be had, nothing is pinned.
         with suppress(OSError):
@@ -286,7 +286,7 @@ class Pinned:
         self._words.hold(bool(self._blocks or self._under_way))
         return True
 
-    def _room(self) -> bool:
+    def _has_capacity(self) -> bool:
         """Whether one block more may be pinned; the one that was used longest ago gives way."""
         if len(self._blocks) < MOST:
             return True
@@ -373,11 +373,15 @@ class Staged:
 
     def buffer(self, tensor: torch.Tensor) -> pickle.PickleBuffer:
         """Return a stand-in for the bytes of a contiguous tensor of a device until :meth:`finish`."""
-        place = bytearray()  # writable, as a tensor is
+        placeholder = bytearray()  # writable, as a tensor is
         device = devices.of(tensor)
         assert device is not None
-        self._tensors[id(place)] = place, tensor, device.current_stream(tensor.device.index)
-        return pickle.PickleBuffer(place)
+        self._tensors[id(placeholder)] = (
+            placeholder,
+            tensor,
+            device.current_stream(tensor.device.index),
+        )
+        return pickle.PickleBuffer(placeholder)
 
     def finish(self, buffers: list[Any]) -> None:
         """Put the tensors' bytes in the places of what stands for them. Wait until they are there.
@@ -385,18 +389,20 @@ class Staged:
         Raises:
             SerializationError: something has gone wrong on a device.
         """
-        places = [place for place, buffer in enumerate(buffers) if id(buffer.obj) in self._tensors]
-        if not places:
+        positions = [
+            position for position, buffer in enumerate(buffers) if id(buffer.obj) in self._tensors
+        ]
+        if not positions:
             return
-        tensors = {place: self._tensors[id(buffers[place].obj)][1:] for place in places}
+        tensors = {position: self._tensors[id(buffers[position].obj)][1:] for position in positions}
         sizes = [tensor.nbytes for tensor, _ in tensors.values()]
         block = self._block(sizes, [b for b in buffers if id(b.obj) not in self._tensors])
         if block is not None:
             return self._fill(block, buffers, tensors)
         here = [self._take(tensor, stream) for tensor, stream in tensors.values()]
         self._synchronize()
-        for place, copied in zip(places, here, strict=True):
-            buffers[place] = memoryview(copied.numpy())
+        for position, copied in zip(positions, here, strict=True):
+            buffers[position] = memoryview(copied.numpy())
 
     def _take(self, tensor: torch.Tensor, stream: Stream) -> torch.Tensor:
         here = stream.device.empty_pinned(tensor.nbytes)
@@ -431,14 +437,14 @@ class Staged:
         by_the_way: list[tuple[torch.Tensor, torch.Tensor]] = []
         at = 0
         try:
-            for place, buffer in enumerate(buffers):
-                if place not in tensors:
-                    part = buffers[place] = block.part(at, buffer.nbytes)
+            for position, buffer in enumerate(buffers):
+                if position not in tensors:
+                    part = buffers[position] = block.part(at, buffer.nbytes)
                     at += _aligned(buffer.nbytes)
                     memoryview(part)[:] = buffer
                     continue
-                tensor, stream = tensors[place]
-                part = buffers[place] = block.part(at, tensor.nbytes)
+                tensor, stream = tensors[position]
+                part = buffers[position] = block.part(at, tensor.nbytes)
                 at += _aligned(tensor.nbytes)
                 device, target = stream.device, over(part.address, tensor.nbytes)
                 if device.kind not in kinds:
@@ -506,7 +512,7 @@ def check(on: torch.Tensor | torch.UntypedStorage) -> None:
         )
 
 
-def place_for(on: torch.Tensor | torch.UntypedStorage, kind: str) -> tuple[Device, str | None]:
+def target_device(on: torch.Tensor | torch.UntypedStorage, kind: str) -> tuple[Device, str | None]:
     """Say where the reader puts what is ``on`` a device here, if it is to be on one of this kind: on the same
     one, if that is of this kind."""
     device = devices.get(kind)
@@ -543,7 +549,7 @@ def moved_to(made: torch.Tensor, device: Device, identity: str | None) -> torch.
     return there.view(made.dtype).as_strided(once.shape, strides).expand(made.shape)
 
 
-def bring_bytes(buffer: Any, device: Device, identity: str | None) -> torch.Tensor | None:
+def fetch_bytes(buffer: Any, device: Device, identity: str | None) -> torch.Tensor | None:
     """Copy what came in a frame to the device, from where it lies: a tensor of bytes there, for the current
     stream. ``None``: that memory is not pinned, or the tensor stays in memory of the host.
 

@@ -350,22 +350,23 @@ class Together(Rank, frozen=True, kw_only=True):
         self._check(inputs[self.tensors :])
         # The actor serves others meanwhile, who may write to the tensors.
         sent = [value.detach().clone().contiguous() for value in inputs[: self.tensors]]
-        made = [self._room(value) for value in sent]
+        made = [self._output_for(value) for value in sent]
 
         def run(communicator: Any) -> Any:
             reduces = () if self.op is None else (self.op,)
-            for value, room in zip(sent, made, strict=True):
-                getattr(communicator, self.operation)(value, room, *reduces)
+            for value, output in zip(sent, made, strict=True):
+                getattr(communicator, self.operation)(value, output, *reduces)
             if self.join:
                 return made, None
             each = [
-                room.reshape(len(self.names), *v.shape) for v, room in zip(sent, made, strict=True)
+                output.reshape(len(self.names), *v.shape)
+                for v, output in zip(sent, made, strict=True)
             ]
             return [list(joined.unbind(0)) for joined in each], None
 
         return run
 
-    def _room(self, value: Any) -> Any:
+    def _output_for(self, value: Any) -> Any:
         """Make the tensor for the result."""
         shape = tuple(value.shape)
         if self.operation == "allgather":

@@ -370,7 +370,7 @@ def seen(value: Any, computes: bool = True) -> Seen:
     arrays, words = arrays_of(value), described(value)
     if arrays is None:
         return Seen(words, None, None, (), None, None)
-    if _is_remote_place(value):
+    if _is_unusual_tensor(value):
         return Seen(words, arrays.noun, None, tuple(value.shape), None, None)
     more = None if not computes or arrays.is_plain(value) else more_than_elements(value)
     lacks = lacking(value) if arrays is TENSORS and more is None else None
@@ -413,12 +413,12 @@ def refuse(title: str, names: Sequence[str], ranks: Sequence[Seen]) -> NoReturn:
 
 def more_than_elements(value: Any) -> str:
     """Describe ``value``, of a subclass of the library's arrays, and say what to do."""
-    kind, way = type(value).__name__, "x.as_subclass(torch.Tensor)"
+    kind, hint = type(value).__name__, "x.as_subclass(torch.Tensor)"
     if arrays_of(value) is not TENSORS:
-        way = "numpy.asarray(x)"
+        hint = "numpy.asarray(x)"
     return (
         f"a {kind}, which may mean more than its elements, and only these would be kept: give it a plain one "
-        f"({way}), and the rest, as the mask of a masked array, on its own"
+        f"({hint}), and the rest, as the mask of a masked array, on its own"
     )
 
 
@@ -429,9 +429,9 @@ def described(value: Any) -> str:
         return f"a {type(value).__name__}"
     dtype = str(value.dtype).removeprefix("torch.")
     article = "a" if arrays is TENSORS else "an"
-    where = f", {value.layout} on {value.device}" if _is_remote_place(value) else ""
+    where = f", {value.layout} on {value.device}" if _is_unusual_tensor(value) else ""
     return f"{article} {arrays.noun} of {dtype} with shape {tuple(value.shape)}{where}"
 
 
-def _is_remote_place(value: Any) -> bool:
+def _is_unusual_tensor(value: Any) -> bool:
     return arrays_of(value) is TENSORS and not TENSORS.alike([value])

@@ -65,11 +65,11 @@ class AllToAllByHost(Rank, frozen=True, kw_only=True):
     Its inputs are the tensors of the ranks of its own node, and the values that ranks of other nodes have
     made for its node, in the order of ranks.
 
-    near: the ranks of its own node.
+    local_ranks: the ranks of its own node.
     position: its position among those of them that get anything.
     """
 
-    near: tuple[int, ...]
+    local_ranks: tuple[int, ...]
     position: int
 
     @property
@@ -77,10 +77,10 @@ class AllToAllByHost(Rank, frozen=True, kw_only=True):
         return True
 
     def __call__(self, *inputs: Any) -> Any:
-        near = [rank in self.near for rank in range(len(inputs))]
+        is_local = [rank in self.local_ranks for rank in range(len(inputs))]
         looks = [
             seen(given) if here else given.ranks[0]
-            for given, here in zip(inputs, near, strict=True)
+            for given, here in zip(inputs, is_local, strict=True)
         ]
         own = inputs[self.rank]
         arrays = check(self, looks, own, None)
@@ -90,7 +90,7 @@ class AllToAllByHost(Rank, frozen=True, kw_only=True):
             arrays,
             [
                 arrays.plain(given)[share] if here else given.value[self.position]
-                for given, here in zip(inputs, near, strict=True)
+                for given, here in zip(inputs, is_local, strict=True)
             ],
         )
 
@@ -220,18 +220,18 @@ def combine(op: ReduceOp, ranks: int, arrays: Arrays, sources: Sequence[Any], ou
         reduce(op, arrays, sources, out)
         return
     size = arrays.size(out)
-    room = arrays.empty((min(size, _CHUNK),), arrays.single()) if wide else None
+    scratch = arrays.empty((min(size, _CHUNK),), arrays.single()) if wide else None
     for begin in range(0, size, _CHUNK):
         to = out[begin : begin + _CHUNK]
         pieces = [source[begin : begin + _CHUNK] for source in sources]
-        total = to if room is None else room[: arrays.size(to)]
-        if room is None:
+        total = to if scratch is None else scratch[: arrays.size(to)]
+        if scratch is None:
             reduce(_without_count(op), arrays, pieces, total)
         else:
             _widened(op, arrays, pieces, total)
         if op is ReduceOp.AVG:
             total /= ranks
-        if room is not None:
+        if scratch is not None:
             arrays.copy(to, total)
 
 
@@ -506,7 +506,7 @@ class _Spreading:
         if call.at_once:
             return None
         nodes, several = task.args, isinstance(call, FusedAllReduce)
-        hosts = self._hosts(list(map(_place_of, nodes)))
+        hosts = self._hosts(list(map(_actor_of, nodes)))
         if len(hosts) == 1 or len(hosts) == len(nodes):
             return None  # what goes from host to host is one tensor of each anyway
         parts = self._once(
@@ -543,7 +543,7 @@ class _Spreading:
         self, task: MethodNode, call: ReduceScatter | ReducePart
     ) -> MethodNode | None:
         nodes, rows = task.args, isinstance(call, ReduceScatter)
-        hosts = self._hosts(list(map(_place_of, nodes)))
+        hosts = self._hosts(list(map(_actor_of, nodes)))
         if len(hosts) == 1:
             return None
         used = self._used[_together(task)]
@@ -584,11 +584,11 @@ class _Spreading:
 
     def _all_to_all(self, task: MethodNode, call: AllToAll) -> MethodNode | None:
         nodes = task.args
-        hosts = self._hosts(list(map(_place_of, nodes)))
+        hosts = self._hosts(list(map(_actor_of, nodes)))
         if len(hosts) == 1:
             return None
         used = self._used[_together(task)]
-        near = next(host for host in hosts if call.rank in host)
+        local_ranks = next(host for host in hosts if call.rank in host)
         rows = self._once(
             ("rows", _together(task), *nodes),
             lambda: {
@@ -599,9 +599,14 @@ class _Spreading:
                 for rank in host
             },
         )
-        given = [node if rank in near else rows[rank][near] for rank, node in enumerate(nodes)]
-        position = [rank for rank in near if rank in used].index(call.rank)
-        final = AllToAllByHost(call.operation, call.names, call.rank, near=near, position=position)
+        given = [
+            node if rank in local_ranks else rows[rank][local_ranks]
+            for rank, node in enumerate(nodes)
+        ]
+        position = [rank for rank in local_ranks if rank in used].index(call.rank)
+        final = AllToAllByHost(
+            call.operation, call.names, call.rank, local_ranks=local_ranks, position=position
+        )
         return _instead(task, final, given)
 
     def _scatter(self, task: MethodNode, call: Scatter) -> MethodNode | None:
@@ -610,7 +615,7 @@ class _Spreading:
             return None  # the executor's: there is nobody who would take it apart
         assert task.collective is not None
         getting = task.collective.actors
-        source = _place_of(node)
+        source = _actor_of(node)
         hosts = self._hosts([*getting, source])
         has = next(host for host in hosts if len(getting) in host)
         if call.rank in has:
@@ -621,10 +626,10 @@ class _Spreading:
             ("scattered", _together(task), node),
             lambda: self._rows(task, node, others, used, call, 0, ScatterRows, "rows for"),
         )
-        near = next(host for host in hosts if call.rank in host)
-        position = [rank for rank in near if rank in used].index(call.rank)
+        local_ranks = next(host for host in hosts if call.rank in host)
+        position = [rank for rank in local_ranks if rank in used].index(call.rank)
         final = Taken(call.operation, call.names, call.rank, position=position)
-        return _instead(task, final, [rows[near]])
+        return _instead(task, final, [rows[local_ranks]])
 
     def _rows(
         self,
@@ -677,7 +682,7 @@ class _Spreading:
         input_task = own.task if isinstance(own, OutputElementNode) else own
         assert isinstance(input_task, MethodNode), "what ranks put in is on their actors"
         collective = Collective(
-            f"{words} {task.collective.title}", tuple(nodes), tuple(map(_place_of, nodes))
+            f"{words} {task.collective.title}", tuple(nodes), tuple(map(_actor_of, nodes))
         )
         made = MethodNode(
             input_task.actor,
@@ -729,7 +734,7 @@ def _together(task: MethodNode) -> int:
     return min([one.number for one in record.together], default=record.number)
 
 
-def _place_of(node: DAGNode) -> ActorRef:
+def _actor_of(node: DAGNode) -> ActorRef:
     task = node.task if isinstance(node, OutputElementNode) else node
     assert isinstance(task, MethodNode), "what ranks put in is on their actors"
     return task.actor

@@ -48,7 +48,7 @@ class Ended:
         self._end = [end]
 
     @property
-    def told(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the thread has ended."""
         return not self._end
 

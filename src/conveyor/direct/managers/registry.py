@@ -77,18 +77,18 @@ class CollectedObjects(Collected):
     def __init__(self, kind: type) -> None:
         super().__init__(lambda _: None)
         self.kind = kind
-        #: By its identity, each with its place. A value may be pickled twice before it is right.
-        self._places: dict[int, tuple[Any, int]] = {}
+        #: By its identity, each with its position. A value may be pickled twice before it is right.
+        self._positions: dict[int, tuple[Any, int]] = {}
 
     def wants(self, tensor: Any) -> bool:
-        """Return false: no tensor is asked for its place in the usual way."""
+        """Return false: no tensor is asked for its position in the usual way."""
         return False
 
     def take_object(self, value: Any) -> Any:
-        """Reduce ``value`` to its place."""
-        found = self._places.get(id(value))
+        """Reduce ``value`` to its position."""
+        found = self._positions.get(id(value))
         if found is None:
-            found = self._places[id(value)] = value, len(self.tensors)
+            found = self._positions[id(value)] = value, len(self.tensors)
             self.tensors.append(value)
         return object_at, (found[1],)
 
@@ -253,9 +253,9 @@ class _Transfer:
         )
         if said is not None:
             text += f"; {self._source.name} could not send it: {said}"
-        told = TransportError(text)
-        told.__cause__ = error
-        return told
+        wrapped = TransportError(text)
+        wrapped.__cause__ = error
+        return wrapped
 
     def _look(self) -> float:
         """Seconds until the next one. Raises what ends the wait."""
@@ -326,7 +326,7 @@ class _Receiving:
     @property
     def running(self) -> bool:
         """Whether the thread has begun, and has not ended."""
-        return self._begun and not self._ended.told
+        return self._begun and not self._ended.has_ended
 
     def took(self) -> Any:
         """Return the received values."""
@@ -474,12 +474,14 @@ class ManagerRoute(Route):
             stored is not None and stored.out_of_band is not None
         ):  # a snapshot, of which each has a copy
             return [self.copied(one) for one in stored.out_of_band.tensors]
-        told: _Note = loads(note)
-        source = told.source
+        announcement: _Note = loads(note)
+        source = announcement.source
         try:
             source.check()  # a transport may have what the dead have left
-            came = receive(self.manager, self.name, name_of(number), number, told.metadata, source)
-            return self._checked(came, told)
+            came = receive(
+                self.manager, self.name, name_of(number), number, announcement.metadata, source
+            )
+            return self._checked(came, announcement)
         except (ActorDiedError, WaitTimeoutError):
             raise
         except BaseException as error:
@@ -505,10 +507,10 @@ class ManagerRoute(Route):
         self._offered.discard(number)
         if sys.is_finalizing():
             return
-        told: _Note = loads(note)
-        if told.source.address:
+        announcement: _Note = loads(note)
+        if announcement.source.address:
             SENDER.end()
-        self._collect(name_of(number), told.metadata, tensors)
+        self._collect(name_of(number), announcement.metadata, tensors)
 
     def _packed(self, note: _Note) -> bytes:
         try:
@@ -537,11 +539,11 @@ class ManagerRoute(Route):
                 f"on {', '.join(self._devices) or 'none'}"
             )
 
-    def _checked(self, came: Any, told: _Note) -> list[Any]:
-        if not isinstance(came, (list, tuple)) or len(came) != told.announced:
+    def _checked(self, came: Any, announcement: _Note) -> list[Any]:
+        if not isinstance(came, (list, tuple)) or len(came) != announcement.announced:
             what = f"{len(came)}" if isinstance(came, (list, tuple)) else f"a {type(came).__name__}"
-            raise ValueError(f"{told.announced} tensors were announced, and {what} came")
-        for spec, one in zip(told.specs, came, strict=False):
+            raise ValueError(f"{announcement.announced} tensors were announced, and {what} came")
+        for spec, one in zip(announcement.specs, came, strict=False):
             if not is_tensor(one) or str(one.layout) != "torch.strided" or one.is_meta:
                 raise TypeError(f"a dense torch tensor was announced, and {_in_words(one)} came")
             other = TensorSpec.of(one)
@@ -550,9 +552,9 @@ class ManagerRoute(Route):
                     f"a tensor ({spec.dtype}, shape {list(spec.shape)}) was announced, and one "
                     f"({other.dtype}, shape {list(other.shape)}) came"
                 )
-        if told.specs:
+        if announcement.specs:
             return [one.contiguous() for one in came]
-        for shape, one in zip(told.shapes, came, strict=False):
+        for shape, one in zip(announcement.shapes, came, strict=False):
             if shape is not None and _shape_of(one) not in (None, shape):
                 raise ValueError(f"one of {shape} was announced, and one of {_shape_of(one)} came")
         for one in came:

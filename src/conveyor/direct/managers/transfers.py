@@ -114,12 +114,12 @@ def ask(sock: socket.socket, source: Source, what: Ask, look: Callable[[], float
     Raises:
         OSError: nobody is there, or another process is.
     """
-    attempt = partial(_retried, sock, look)
-    attempt(lambda: sock.connect("\0" + source.address))
-    prove(sock, source.key, attempt=attempt)
+    retry = partial(_retried, sock, look)
+    retry(lambda: sock.connect("\0" + source.address))
+    prove(sock, source.key, retry=retry)
     rest = memoryview(_packed(what))
     while rest:
-        rest = rest[attempt(lambda: sock.send(rest)) :]  # noqa: B023 - called at once
+        rest = rest[retry(lambda: sock.send(rest)) :]  # noqa: B023 - called at once
 
 
 def _retried(sock: socket.socket, look: Callable[[], float], step: Callable[[], _T]) -> _T:

@@ -23,7 +23,7 @@ from conveyor.engines.inline.loopback import (
     interrupts,
     is_cancellation,
 )
-from conveyor.engines.inline.threads import ActorThread, Host, Job, Run
+from conveyor.engines.inline.threads import ActorThread, Job, JobQueue, Run
 from conveyor.exceptions import ActorDiedError, ActorRestartedError, SerializationError, TaskError
 from conveyor.refs.ref import EMPTY, Ref, Unseen, cancelled_error, failure_of, tell_unseen
 from conveyor.refs.values import RefFailed, wait_for_all, with_values
@@ -39,13 +39,13 @@ class Actor:
         self,
         identity: ActorId,
         lasting: Lasting,
-        host: Host,
+        queue: JobQueue,
         loopback: Loopback,
     ) -> None:
         self.id = identity
         #: State that the actor has in common with the one that is made again after it.
         self.lasting = lasting
-        self.host = host
+        self.queue = queue
         self.generators = OpenGenerators()
         self.loopback = loopback
         self.retired = False
@@ -53,7 +53,7 @@ class Actor:
         self.start_failure: Failure | None = None
         self.calls: set[CallJob] = set()  # not done yet
         self.call_numbers = itertools.count(1)
-        self.outboxes: dict[Host | None, Outbox] = {}
+        self.outboxes: dict[JobQueue | None, Outbox] = {}
         self.start: Start | None = None
         self._end: tuple[str, str | None, int | None] | None = None
         #: Whether the actor is dead, and methods that ran at its end still count.
@@ -61,7 +61,7 @@ class Actor:
         # As a member of a graph: this process, and which of the session's deaths its own is.
         self._session_end: BaseException | None = None
         self.pid = os.getpid()
-        self.slot = host.lines.slot
+        self.slot = queue.actor_threads.slot
         self.incarnation = 0
         self.death_number = 0
 
@@ -124,24 +124,24 @@ class Actor:
             return
         self._session_end = error
         self._end = (how, doing, code)
-        if self.start_failure is not None and not self.start_failure.told:
+        if self.start_failure is not None and not self.start_failure.reported:
             tell_unseen(self.start_failure.error())
         if self.lasting.ended:
-            self.lasting.kept = None
+            self.lasting.constructor = None
         self.finishing = finish
-        self.death_number = self.host.lines.note_death()
+        self.death_number = self.queue.actor_threads.note_death()
         for call in list(self.calls):
-            if finish and self.host.goes_on(call):
+            if finish and self.queue.goes_on(call):
                 continue
-            call.settle(error=self.why())
-            self.host.lines.finished(call)
+            call.resolve(error=self.why())
+            self.queue.actor_threads.finished(call)
         instance, self.instance = self.instance, None
 
         def at_the_end(run: Run) -> None:
             nonlocal instance
             for call in list(self.calls):  # coroutines that were cancelled before they began
-                call.settle(error=self.why())
-                self.host.lines.finished(call)
+                call.resolve(error=self.why())
+                self.queue.actor_threads.finished(call)
             interrupt = None
             if orderly:
                 interrupt = self.generators.close_all()
@@ -153,7 +153,7 @@ class Actor:
                 finally:
                     del interrupt  # its traceback has this frame
 
-        self.host.close(at_the_end)
+        self.queue.close(at_the_end)
 
     def retire(self) -> None:
         """End the actor once its calls and streams are done: nobody can call it any more."""
@@ -161,10 +161,10 @@ class Actor:
         if not (self.calls or self.generators):
             self.end("has ended: its last handle is gone")
 
-    def exited(self, error: SystemExit, doing: str, where: str = "") -> None:
+    def on_system_exit(self, error: SystemExit, doing: str, where: str = "") -> None:
         """End the actor, since user code has called ``sys.exit``: it believes to be in a process of its own.
         ``where``: the part of ``doing`` in which it was called."""
-        if self.host.lines.inherited:
+        if self.queue.actor_threads.inherited:
             forked.leave(error)
         code = error.code
         if code is None:
@@ -178,13 +178,13 @@ class Actor:
         self.end(how + (f" ({where})" if where else ""), doing, number, for_good=False)
 
     def enqueue_start(self) -> Callable[[], object]:
-        """Have the constructor run, if there is one to run; with the lock held, see ``Host.enqueue``."""
-        return (lambda: None) if self.start is None else self.host.enqueue(self.start)
+        """Have the constructor run, if there is one to run; with the lock held, see ``JobQueue.enqueue``."""
+        return (lambda: None) if self.start is None else self.queue.enqueue(self.start)
 
     def wait_for_start(self) -> None:
         """Wait until the constructor has run."""
         if self.start is not None:
-            self.host.finish(self.start)
+            self.queue.finish(self.start)
             self.start = None
 
     def method(self, name: str) -> tuple[Callable[..., Any], bool]:
@@ -198,14 +198,14 @@ class Actor:
             return failed, False
         instance = self.instance
         self.check_alive()  # it may have ended while the graph is compiled
-        return find_method(instance, name, self.host.has_loop)
+        return find_method(instance, name, self.queue.has_loop)
 
 
 class Start(Job):
     """Job that makes an actor's instance."""
 
     def __init__(self, actor: Actor, make: Callable[[], Any]) -> None:
-        super().__init__(actor.host, f"{actor.name}.__init__")
+        super().__init__(actor.queue, f"{actor.name}.__init__")
         self.method, self.call = "__init__", 0
         self._actor = actor
         self._make = make
@@ -215,11 +215,11 @@ class Start(Job):
         del self._make  # the arguments are the instance's now
         try:
             instance = make()
-            actor.host.lines.came_back(self.label)
+            actor.queue.actor_threads.came_back(self.label)
         except SystemExit as error:
-            actor.exited(error, "__init__")
+            actor.on_system_exit(error, "__init__")
         except BaseException as error:
-            actor.host.lines.came_back(self.label)
+            actor.queue.actor_threads.came_back(self.label)
             if interrupts(error):
                 raise
             # Every later call, and every step of a graph, answers with this.
@@ -242,11 +242,11 @@ class Outbox:
     There only while a call is in it. Later calls of the same caller queue up behind.
     """
 
-    def __init__(self, actor: Actor, caller: Host | None) -> None:
+    def __init__(self, actor: Actor, caller: JobQueue | None) -> None:
         self._actor = actor
         self._caller = caller
         self._calls: deque[tuple[CallJob, Arguments]] = deque()
-        self.line = ActorThread()
+        self.actor_thread = ActorThread()
 
     def add(self, call: CallJob, arguments: Arguments) -> None:
         """Asked with the lock held."""
@@ -257,15 +257,15 @@ class Outbox:
             threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def _run(self) -> None:
-        lines = self._actor.host.lines
-        lines.adopt(self.line)
+        actor_threads = self._actor.queue.actor_threads
+        actor_threads.adopt(self.actor_thread)
         while True:
             call, arguments = self._calls[0]
             make_call(call, arguments)
-            with lines.lock:
+            with actor_threads.lock:
                 call.outbox = None
                 self._calls.popleft()
-                lines.changed.notify_all()
+                actor_threads.changed.notify_all()
                 if not self._calls:
                     del self._actor.outboxes[self._caller]
                     return
@@ -273,20 +273,20 @@ class Outbox:
 
 def make_call(call: CallJob, arguments: Arguments) -> None:
     """Make a call whose reference somebody already has: an error of the call goes to that reference."""
-    if call.settled:  # cancelled
+    if call.resolved:  # cancelled
         return
     try:
         call.actor.check_alive()
         wait_for_all(*arguments[:2])
         call.pack(*arguments)
     except Exception as error:
-        call.settle(error=error.error if isinstance(error, RefFailed) else error)
-        call.host.lines.finished(call)
+        call.resolve(error=error.error if isinstance(error, RefFailed) else error)
+        call.queue.actor_threads.finished(call)
     else:
         # A caller that waits for the call now waits for its actor, no longer for this thread, which may wait
         # too.
         call.outbox = None
-        if not call.settled:
+        if not call.resolved:
             call.submit()
 
 
@@ -306,9 +306,9 @@ class CallJob(Job):
 
     def __init__(self, actor: Actor, requested: Call) -> None:
         """``requested``: what is called, without the arguments."""
-        super().__init__(actor.host, f"{actor.name}.{requested[0]} (not sent yet)")
+        super().__init__(actor.queue, f"{actor.name}.{requested[0]} (not sent yet)")
         self.actor = actor
-        self.method, _, _, self._returns, self._what = requested
+        self.method, _, _, self._result_spec, self._what = requested
         self._requested = requested
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] = {}
@@ -351,10 +351,10 @@ class CallJob(Job):
 
     def submit(self) -> None:
         self._submitted = True
-        self.host.submit(self)
+        self.queue.submit(self)
 
     @property
-    def settled(self) -> bool:
+    def resolved(self) -> bool:
         """Whether the reference is resolved, so that nobody wants the rest of the work."""
         return self._ref is None
 
@@ -363,7 +363,7 @@ class CallJob(Job):
         self._ref = None
         self.actor.calls.discard(self)
 
-    # On its host
+    # In its queue
 
     def start(self) -> Coroutine[Any, Any, None] | None:
         actor = self.actor
@@ -373,11 +373,11 @@ class CallJob(Job):
             return None
         failure = self._arrival or actor.start_failure
         if failure is not None:
-            self.settle(error=failure)
+            self.resolve(error=failure)
             return None
         instance = actor.instance
         if not actor.alive:  # since its turn has come
-            self.settle(error=actor.why())
+            self.resolve(error=actor.why())
             return None
         try:
             call = with_arguments(self._requested, args, kwargs)
@@ -385,8 +385,8 @@ class CallJob(Job):
         except Exception as error:
             self._raised(error)
             return None
-        if is_async and actor.host.has_loop:
-            return actor.host.limited(self._go_on(method, args, kwargs))
+        if is_async and actor.queue.has_loop:
+            return actor.queue.limited(self._go_on(method, args, kwargs))
         try:
             result = method(*args, **kwargs)
         except BaseException as error:
@@ -407,42 +407,42 @@ class CallJob(Job):
 
     def _raised(self, error: BaseException) -> None:
         if isinstance(error, SystemExit):
-            self.actor.exited(error, self.method, f"call {self.call}")
+            self.actor.on_system_exit(error, self.method, f"call {self.call}")
             return
         self._came_back()
         if interrupts(error):
             raise error
         if self.actor.finishing and is_cancellation(error):
-            self.settle(error=self.actor.why())  # it ended while its coroutine was being started
+            self.resolve(error=self.actor.why())  # it ended while its coroutine was being started
             return
         label = f"{self.actor.name}.{self.method}"
-        self.settle(error=Failure(error, self.actor.name, label))
+        self.resolve(error=Failure(error, self.actor.name, label))
 
     def _came_back(self) -> None:
-        self.host.lines.came_back(f"{self.actor.name}.{self.method}")
+        self.queue.actor_threads.came_back(f"{self.actor.name}.{self.method}")
 
     def _returned(self, result: Any) -> None:
         self._came_back()
         try:
-            if self._returns != 1:
+            if self._result_spec != 1:
                 label = f"{self.actor.name}.{self.method}"
-                result = returned(result, self._returns, self._what, label)
-            value = self.actor.loopback.carry(result, shared=True, kept=True)
+                result = returned(result, self._result_spec, self._what, label)
+            value = self.actor.loopback.carry(result, shared=True, snapshot=True)
         except ArrivalError as error:
-            self.settle(error=error.error)
+            self.resolve(error=error.error)
         except SerializationError as error:
             self._raised(blame_result(error, self.actor.name, self._requested, result))
         except BaseException as error:
             self._raised(error)
         else:
-            self.settle(value)
+            self.resolve(value)
 
     def interrupted(self, error: BaseException) -> None:
-        self.settle(error=error)
+        self.resolve(error=error)
 
-    def settle(self, value: Any = None, *, error: BaseException | Failure | None = None) -> None:
+    def resolve(self, value: Any = None, *, error: BaseException | Failure | None = None) -> None:
         """Resolve the reference; the first outcome counts."""
-        with self.host.lines.lock:
+        with self.queue.actor_threads.lock:
             ref, self._ref = self._ref, None
             if ref is None:
                 return
@@ -459,34 +459,34 @@ class CallJob(Job):
             self.actor.retire()
 
     def movers(self) -> list[ActorThread]:
-        return super().movers() if self.outbox is None else [self.outbox.line]
+        return super().movers() if self.outbox is None else [self.outbox.actor_thread]
 
     def rests(self, seen: set[Job]) -> bool:
         if self.outbox is None:
             return super().rests(seen)
-        waits_for = self.outbox.line.waits_for
-        return waits_for is not None and self.host.lines.rests(waits_for, seen)
+        waits_for = self.outbox.actor_thread.waits_for
+        return waits_for is not None and self.queue.actor_threads.rests(waits_for, seen)
 
     # Source of its ref
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
-        lines = self.host.lines
+        actor_threads = self.queue.actor_threads
         if not self._submitted:
-            lines.block(self, lambda: self._submitted or ref._outcome is not EMPTY, timeout)
+            actor_threads.block(self, lambda: self._submitted or ref._outcome is not EMPTY, timeout)
         if ref._outcome is EMPTY:
-            self.host.finish(self, timeout)
+            self.queue.finish(self, timeout)
         return ref._outcome
 
     def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
-        return ()  # lines find cycles themselves
+        return ()  # threads find cycles themselves
 
     def is_ready(self, ref: Ref) -> bool:
         return ref._outcome is not EMPTY
 
     def cancel(self, ref: Ref) -> bool:
-        self.settle(error=cancelled_error(self.label))
-        self.host.cancel(self)
-        self.host.lines.finished(self)
+        self.resolve(error=cancelled_error(self.label))
+        self.queue.cancel(self)
+        self.queue.actor_threads.finished(self)
         return True
 
     def has_failed(self, ref: Ref) -> bool:

@@ -10,19 +10,19 @@ from typing import Any
 
 from conveyor.config import Config
 from conveyor.engines.inline.actor import Actor
-from conveyor.engines.inline.graph import InlineGraph, InlineHost, InlineStream, Production
+from conveyor.engines.inline.graph import InlineGraph, InlineSession, InlineStream, Production
 from conveyor.engines.inline.loopback import Raised, interrupts
 from conveyor.exceptions import RuntimeStateError, TaskError
 from conveyor.graph.assembly import Begun, assemble, supervise, whole
 from conveyor.graph.compiled import CompiledGraph
 from conveyor.graph.entry import GateEntry, Source
-from conveyor.graph.executor import DeployedChannels, Member
+from conveyor.graph.executor import DeployedChannels, GraphWorker
 from conveyor.graph.handles import SharedGraphs
 from conveyor.graph.lifecycle import GraphInfo, Lifecycle
 from conveyor.graph.result_source import GraphSource
 from conveyor.graph.results import GraphRef, Results, Streams
 from conveyor.graph.status import ExecutionStatus, GraphStatus
-from conveyor.graph.submission import Attempt, Need, SubmissionWaits, Terms, match_inputs
+from conveyor.graph.submission import Need, Submission, SubmissionWaits, Terms, match_inputs
 from conveyor.graph.telemetry import Progress, Question, RemoteStatus, Track, result_edges, stack_of
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.refs.ref import Ref, Unseen, failure_of
@@ -62,7 +62,7 @@ class InlineEntry(GateEntry):
         deadline: Any = None,
         blocking: bool = True,
     ) -> None:
-        """Return ``None``: an attempt is not much slower here."""
+        """Return ``None``: a submission is not much slower here."""
 
     def is_down(self) -> bool:
         return False  # an execution looks when it has its turn
@@ -83,14 +83,14 @@ class InlineEntry(GateEntry):
         execution: Source,
         terms: Terms,
         error: BaseException | None = None,
-    ) -> Attempt:
-        yield from ()  # it lacks nothing, and is an attempt all the same
+    ) -> Submission:
+        yield from ()  # it lacks nothing, and is a submission all the same
         if error is not None:
             return self._results.failed(error, execution, self._streams({}))
         self._check_session()
         inputs = match_inputs(self._plan, self._name, args, kwargs)
         passed = self._results.passed(args, kwargs)
-        return self._graph.in_turn(
+        return self._graph.exclusively(
             lambda: self._run(inputs, passed, super(InlineEntry, self).begin(terms))
         )
 
@@ -114,7 +114,7 @@ class InlineEntry(GateEntry):
         every: list[InlineRef] = first._with_siblings(self._outputs)
         for ref in every:
             ref.raised = run.raised
-        failed = {ref: ref._settle(None) for ref in every if ref.has_failed()}
+        failed = {ref: ref._resolve(None) for ref in every if ref.has_failed()}
         errors = [outcome for outcome in failed.values() if isinstance(outcome.error, TaskError)]
         if errors:
             unseen = Unseen(errors[0].error)
@@ -149,9 +149,9 @@ class InlineWaits(SubmissionWaits):
         assert need.ref is not None
         wait_for(need.ref)
 
-    async def wait(self, attempt: Attempt) -> Any:
-        """Run the attempt."""
-        return self.block(attempt, TimeLimit(None))
+    async def wait(self, submission: Submission) -> Any:
+        """Run the submission."""
+        return self.block(submission, TimeLimit(None))
 
 
 class InlineGraphInfo(GraphInfo):
@@ -163,7 +163,7 @@ class InlineGraphInfo(GraphInfo):
 
     def restart(self) -> None:
         """Restart the graph between two executions."""
-        self._graph.in_turn(self.lifecycle.restart)
+        self._graph.exclusively(self.lifecycle.restart)
 
     def progress(self) -> Progress:
         gate, arena = self.lifecycle.epoch.gate, self.lifecycle.process.arena
@@ -202,7 +202,7 @@ def _actor_status(actor: Actor, stacks: bool) -> ActorStatus:
     pid = os.getpid()
     if not actor.alive:
         return ActorStatus(actor.name, pid, "dead", error=str(actor.death()))
-    running = actor.host.running()
+    running = actor.queue.running()
     if not running:
         return ActorStatus(actor.name, pid, "idle")
     job, since = running[0]
@@ -222,7 +222,7 @@ def _actor_status(actor: Actor, stacks: bool) -> ActorStatus:
 class InlineDeployer:
     """Lays graphs as their executor: see ``graph.executor.Executor``."""
 
-    def __init__(self, session: InlineHost) -> None:
+    def __init__(self, session: InlineSession) -> None:
         self.process = session.process
         self.kill = session.kill
         self.keep = session.keep
@@ -264,7 +264,7 @@ class InlineDeployer:
     def end_unmade(self, number: int) -> None:
         self._graphs[number].end_unmade()
 
-    def undeploy(self, number: int) -> list[tuple[Member, Ref]]:
+    def undeploy(self, number: int) -> list[tuple[GraphWorker, Ref]]:
         self.process.limit_spin(number, None)
         self.shared.forget(number)
         graph = self._graphs.pop(number, None)

@@ -28,7 +28,7 @@ from conveyor.engines.inline.threads import (
     DEFAULT_CONCURRENCY,
     ActorThreads,
     CallLock,
-    Host,
+    JobQueue,
     Loop,
 )
 from conveyor.engines.options import session_options
@@ -73,7 +73,7 @@ def start(**given: Any) -> InlineRuntime:
 class ActorLink:
     """Link to one actor, but not to the actor that is made again after its death."""
 
-    def __init__(self, actor: Actor, caller: Host | None) -> None:
+    def __init__(self, actor: Actor, caller: JobQueue | None) -> None:
         """``caller``: the actor that calls; ``None`` is the program."""
         self._actor = actor
         self._caller = caller
@@ -99,7 +99,7 @@ class ActorLink:
                 actor.check_alive()
                 call.pack(args, kwargs)
             except RefFailed as failed:
-                call.settle(error=failed.error)
+                call.resolve(error=failed.error)
                 return ref
             except BaseException:
                 call.withdraw()
@@ -114,7 +114,7 @@ class ActorLink:
             if isinstance(error, SerializationError):
                 raise blame_call(error, actor.name, requested) from error.__cause__
             raise
-        with actor.host.lines.lock:
+        with actor.queue.actor_threads.lock:
             outbox = actor.outboxes.get(caller)
             if outbox is None:
                 outbox = actor.outboxes[caller] = Outbox(actor, caller)
@@ -130,9 +130,9 @@ class InlineBroker:
         self._process = process
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        #: The depths of channels that were not used yet, and the meetings of those of which one end was.
+        #: The depths of channels that were not used yet, and the peers of those of which one end was.
         self._depths: dict[int, int] = {}
-        self._meetings: dict[int, ChannelPeer] = {}
+        self._peers: dict[int, ChannelPeer] = {}
 
     def open(self, depth: int) -> int:
         number = next(self._numbers)
@@ -155,19 +155,20 @@ class InlineBroker:
         self._process.process_table.notify(self._process.slot, _core.ATTENTION_BIT)
 
     def _peer(self, number: int) -> ChannelPeer:
-        """Return the meeting of a channel. Each of its two ends asks for it once; the first call makes it."""
+        """Return the peer of a channel's end. Each of its two ends asks for it once; the first call makes
+        it."""
         depth = self._depths.pop(number, None)
         if depth is None:
-            return self._meetings.pop(number)
+            return self._peers.pop(number)
         process = self._process
         segment = channel_blueprint(depth, process.identity, process.identity).make()
         segment.close_fd()
         view = process.arena_of(*process.identity)
-        meeting = ChannelPeer(segment, *process.identity, None, view)
-        self._meetings[number] = meeting
-        return meeting
+        peer = ChannelPeer(segment, *process.identity, None, view)
+        self._peers[number] = peer
+        return peer
 
-    def death(self, meeting: ChannelPeer) -> ConveyorError:
+    def death(self, peer: ChannelPeer) -> ConveyorError:
         return SessionEndedError("the session has ended: it has been shut down")
 
 
@@ -261,7 +262,7 @@ class InlineRuntime(CallingRuntime):
         process_table.alive_unwatched(_SLOT)
         self.broker = InlineBroker(self.process)
         self.collectives = InlineCollectives()
-        self.lines = ActorThreads(self.process)
+        self.actor_threads = ActorThreads(self.process)
         self.exports = Exports(
             os.urandom(8).hex(),
             self.inbox,
@@ -291,7 +292,7 @@ class InlineRuntime(CallingRuntime):
         self, refs: Sequence[Any], num_returns: int, timeout: float | None
     ) -> tuple[list[Any], list[Any]]:
         refs = list(refs)
-        if self.lines.current().inside and timeout is None and num_returns == len(refs):
+        if self.actor_threads.current().inside and timeout is None and num_returns == len(refs):
             # Waiting for all is waiting for each, and that finds cycles.
             for ref in refs:
                 if isinstance(ref, Ref) and not isinstance(ref, StreamRef):
@@ -299,9 +300,9 @@ class InlineRuntime(CallingRuntime):
         return super().wait(refs, num_returns, timeout)
 
     @property
-    def _inside(self) -> Host | None:
+    def _inside(self) -> JobQueue | None:
         """Return the actor whose code runs on this thread, if any."""
-        inside = self.lines.current().inside
+        inside = self.actor_threads.current().inside
         return inside[-1] if inside else None
 
     # Actors
@@ -327,7 +328,7 @@ class InlineRuntime(CallingRuntime):
             raise
         if actor.start_failure is None:
             actor.start = Start(actor, functools.partial(spec.cls, *args, **kwargs))
-        with self.lines.lock:
+        with self.actor_threads.lock:
             self._enter(actor)
             go_on = actor.enqueue_start()
         self._tidy()
@@ -363,7 +364,7 @@ class InlineRuntime(CallingRuntime):
                 self._released.append(other.id)
 
     def _new_actor(self, lasting: Lasting) -> Actor:
-        with self.lines.lock:
+        with self.actor_threads.lock:
             # Unnamed actors of one class are told apart, so that every message names exactly one.
             self._of_class[lasting.class_name] += 1
             count = self._of_class[lasting.class_name]
@@ -379,14 +380,14 @@ class InlineRuntime(CallingRuntime):
         return actor
 
     def _make_actor(self, identity: ActorId, lasting: Lasting) -> Actor:
-        host: Host
+        queue: JobQueue
         if any(method.is_async for method in lasting.methods.values()):
             capacity = lasting.max_concurrency or DEFAULT_CONCURRENCY
-            host = Loop(self.lines, identity.name, capacity)
-            self._loops.add(host)
+            queue = Loop(self.actor_threads, identity.name, capacity)
+            self._loops.add(queue)
         else:
-            host = CallLock(self.lines, identity.name, lasting.max_concurrency or 1)
-        return Actor(identity, lasting, host, self._loopback)
+            queue = CallLock(self.actor_threads, identity.name, lasting.max_concurrency or 1)
+        return Actor(identity, lasting, queue, self._loopback)
 
     def _constructor_arguments(
         self, spec: ActorSpec, actor: Actor
@@ -426,16 +427,16 @@ class InlineRuntime(CallingRuntime):
     def _made_again(self, identity: ActorId, counted: bool) -> Actor:
         """Return the actor, made again unless another thread has done so. ``counted``: as one of
         ``max_restarts``; where none is left the dead actor is returned."""
-        with self.lines.lock:
+        with self.actor_threads.lock:
             dead = self._actors[identity.index]
             if dead.alive or (counted and not dead.comes_back):
                 return dead
             lasting = dead.lasting
-            if lasting.ended or lasting.kept is None:
+            if lasting.ended or lasting.constructor is None:
                 raise dead.death()
             lasting.restarts += counted
             actor = self._make_actor(dead.id, lasting)
-            actor.start = Start(actor, lasting.kept.make)
+            actor.start = Start(actor, lasting.constructor.make)
             self._actors[dead.id.index] = actor
             if lasting.name is not None:
                 if self._named(lasting.name) in (None, actor):
@@ -472,7 +473,7 @@ class InlineRuntime(CallingRuntime):
             text = f"was {verb} by {how}"
             found.end(text, for_good=no_restart, orderly=graceful, finish=graceful)
             if graceful:
-                found.host.join(self._grace)
+                found.queue.join(self._grace)
 
     def retain(self, actor: ActorId) -> object:
         found = self._actors.get(actor.index)
@@ -530,7 +531,7 @@ class InlineRuntime(CallingRuntime):
         plan = lower(root, config, placement)
         inside = self._inside
         for actor in self._actors.values():
-            if actor.host is inside:
+            if actor.queue is inside:
                 refuse_own(plan, actor.id)
         return self._deployer.compile(plan, config)
 
@@ -562,7 +563,7 @@ class InlineRuntime(CallingRuntime):
         # A signal that ends the program is handled inside of the method that the main thread runs.
         if self._inside is not None and not ending.begun_here():
             raise RuntimeStateError("a session is shut down by the driver, not by an actor")
-        with self.lines.lock:
+        with self.actor_threads.lock:
             if self._closed:
                 return
             self._closed = True
@@ -577,7 +578,7 @@ class InlineRuntime(CallingRuntime):
 
     def _end_actors(self, error: SessionEndedError) -> None:
         interrupt: KeyboardInterrupt | None = None
-        hosts = [actor.host for actor in self._actors.values() if actor.alive]
+        queues = [actor.queue for actor in self._actors.values() if actor.alive]
         for actor in list(self._actors.values()):
             try:
                 actor.end("ended with its session", error=error)
@@ -585,8 +586,8 @@ class InlineRuntime(CallingRuntime):
                 # Of what one does at its end: the others have theirs.
                 interrupt = interrupt or raised
         end = _core.monotonic() + self._grace
-        hosts += [loop for loop in list(self._loops) if loop not in hosts]
-        late = [x.name for x in hosts if not x.join(max(end - _core.monotonic(), 0.0))]
+        queues += [loop for loop in list(self._loops) if loop not in queues]
+        late = [x.name for x in queues if not x.join(max(end - _core.monotonic(), 0.0))]
         if late and self._grace > 0:
             logger.warning(
                 "not ended within the grace period of %g s: %s", self._grace, ", ".join(late)

@@ -79,7 +79,7 @@ class Production:
     def begin(self, items: Any) -> Coroutine[Any, Any, None] | None:
         """Take what the method has returned, and run ahead; in the actor's turn."""
         if needs_loop(items):
-            if self.actor.host.has_loop:
+            if self.actor.queue.has_loop:
                 return self._ahead_async(items)
             self.fail(without_loop(self.label, items))
         else:
@@ -110,7 +110,7 @@ class Production:
         try:
             item = next(self._items)
         except StopIteration:
-            self.actor.host.lines.came_back(self.label)
+            self.actor.queue.actor_threads.came_back(self.label)
             self.over = True
         except BaseException as error:
             self.fail(error)
@@ -121,7 +121,7 @@ class Production:
         try:
             item = await self._items.__anext__()
         except StopAsyncIteration:
-            self.actor.host.lines.came_back(self.label)
+            self.actor.queue.actor_threads.came_back(self.label)
             self.over = True
         except BaseException as error:
             self.fail(error)
@@ -133,7 +133,7 @@ class Production:
         return hasattr(self._items, "__anext__")
 
     def _publish(self, item: Any) -> None:
-        self.actor.host.lines.came_back(self.label)
+        self.actor.queue.actor_threads.came_back(self.label)
         began, before = monotonic_ns(), self._loopback.sent_bytes
         try:
             self.ready.append(self._loopback.carry(item, shared=True))
@@ -147,9 +147,9 @@ class Production:
         """End the generator, which has raised ``error``. Raises it again if it interrupts the program."""
         self.over = True
         if isinstance(error, SystemExit):
-            self.actor.exited(error, self.label)
+            self.actor.on_system_exit(error, self.label)
             return
-        self.actor.host.lines.came_back(self.label)
+        self.actor.queue.actor_threads.came_back(self.label)
         if interrupts(error):
             raise error
         else:
@@ -174,7 +174,7 @@ class _NextJob(Job):
     """Job that makes one more item while its actor does nothing else."""
 
     def __init__(self, production: Production) -> None:
-        super().__init__(production.actor.host, f"{production.label} (next item)")
+        super().__init__(production.actor.queue, f"{production.label} (next item)")
         self._production = production
         self.interrupt: BaseException | None = None
 
@@ -212,7 +212,7 @@ class InlineStream(ExecutionStream):
             if not production.actor.alive:
                 raise production.actor.why()
             job = _NextJob(production)
-            production.actor.host.run(job)
+            production.actor.queue.run(job)
             if job.interrupt is not None:
                 raise job.interrupt
         item = production.ready.popleft()
@@ -397,7 +397,7 @@ class TaskJob(Job):
 
     def __init__(self, run: Run, part: InlinePart, stage: Stage) -> None:
         task = run.plan.tasks[stage.call.task]
-        super().__init__(part.actor.host, f"{task.label} (execution {run.number})")
+        super().__init__(part.actor.queue, f"{task.label} (execution {run.number})")
         self.node, self.execution, self.method = task.id, run.number, task.label
         self._run = run
         self._part = part
@@ -414,11 +414,11 @@ class TaskJob(Job):
         try:
             work = self._work = part.come_to(self._stage.call.task)
         except SystemExit as error:
-            self._exited(error)
+            self._on_system_exit(error)
             return None
         if work is None:
             self.counts = True
-        elif work.is_async and self.host.has_loop:
+        elif work.is_async and self.queue.has_loop:
             return self._go_on(work)
         else:
             try:
@@ -449,7 +449,7 @@ class TaskJob(Job):
         if self._stage.call.stream is None:
             self._finish(value)
             return None
-        self.host.lines.came_back(self.method)
+        self.queue.actor_threads.came_back(self.method)
         production = self._production(self._stage.call.stream)
         running = production.begin(value)
         if running is not None:
@@ -458,9 +458,9 @@ class TaskJob(Job):
         return None
 
     def _production(self, edge: int) -> Production:
-        run, place = self._run, self._stage.actor
+        run, actor = self._run, self._stage.actor
         recording, number = run.epoch.recording, run.number
-        recorder, index = recording.recorders[place], recording.places[place].sends.index(edge)
+        recorder, index = recording.recorders[actor], recording.layouts[actor].sends.index(edge)
 
         def sent(begin: int, end: int, size: int) -> None:
             recorder.note_send(index, number, begin, end, size, False)
@@ -485,7 +485,7 @@ class TaskJob(Job):
     def _failed(self, error: BaseException) -> None:
         actor = self._part.actor
         if isinstance(error, SystemExit):
-            self._exited(error)
+            self._on_system_exit(error)
             return
         self._run.raised.note(error, actor.name, self.method)
         self._finish(None, error)
@@ -500,22 +500,22 @@ class TaskJob(Job):
         try:
             self._part.finish(work, value, error)
         except SystemExit as left:
-            self._exited(left)
+            self._on_system_exit(left)
         else:
             self.counts = True
 
-    def _exited(self, error: SystemExit) -> None:
-        self._part.actor.exited(error, self.method, f"execution {self.execution}")
+    def _on_system_exit(self, error: SystemExit) -> None:
+        self._part.actor.on_system_exit(error, self.method, f"execution {self.execution}")
 
     def interrupted(self, error: BaseException) -> None:
         self.interrupt = error
 
 
-class InlineHost(Protocol):
+class InlineSession(Protocol):
     """Session, as far as its graphs need it."""
 
     process: Process
-    lines: ActorThreads
+    actor_threads: ActorThreads
 
     def actor(self, actor: ActorId) -> Actor:
         """Return the actor that a handle stands for."""
@@ -577,25 +577,25 @@ class InlineGraph:
     Executions run one after the other, whatever threads they come from, and each runs its tasks in the Plan's
     order."""
 
-    def __init__(self, host: InlineHost, plan: Plan, config: Config, number: int) -> None:
+    def __init__(self, session: InlineSession, plan: Plan, config: Config, number: int) -> None:
         self.plan = plan
         self.config = config
         self.number = number
         self.name = config.name or f"graph {number}"
-        self.actors = [host.actor(info.key) for info in plan.actors]
+        self.actors = [session.actor(info.key) for info in plan.actors]
         for actor in self.actors:
             actor.check_alive()
         #: The execution that runs.
         self.at: int | None = None
-        self._loopback = Loopback(host.process, config.slot_bytes, config.memory_bytes)
-        self._host = host
-        self._call_lock = CallLock(host.lines, self.name)
+        self._loopback = Loopback(session.process, config.slot_bytes, config.memory_bytes)
+        self._session = session
+        self._call_lock = CallLock(session.actor_threads, self.name)
         self._stages = in_order(plan)
         self._parts: list[InlinePart] = []
         self._in_use = False
         self._over = False
         # The actors are as much the graph's as any handle's.
-        self._retained: list[object] = [host.retain(actor.id) for actor in self.actors]
+        self._retained: list[object] = [session.retain(actor.id) for actor in self.actors]
 
     # Laying
 
@@ -606,10 +606,10 @@ class InlineGraph:
     def redeploy(self, first: int) -> DeployedChannels:
         """Deploy the graph again, with dead actors made again. ``first``: the number of the next
         execution."""
-        return self._deploy([self._host.revive(actor.id) for actor in self.actors], first)
+        return self._deploy([self._session.revive(actor.id) for actor in self.actors], first)
 
     def _deploy(self, actors: list[Actor], first: int) -> DeployedChannels:
-        process, config = self._host.process, self.config
+        process, config = self._session.process, self.config
         # Tensors travel in the frames: there is no other process that they could go to beside them.
         edges = tuple(replace(edge, out_of_band=False) for edge in self.plan.edges)
         plan = replace(self.plan, edges=edges)
@@ -626,7 +626,7 @@ class InlineGraph:
             for actor, assignment in zip(actors, assignments, strict=True):
                 part = InlinePart(process, actor, assignment, layout.segment, self._loopback)
                 parts.append(part)
-            with self._host.lines.lock:
+            with self._session.actor_threads.lock:
                 if self._over:
                     raise GraphTornDownError(f"{self.name} has been torn down")
                 self.actors, parts, self._parts = actors, self._parts, parts
@@ -640,12 +640,12 @@ class InlineGraph:
 
     def comes_back(self) -> bool:
         """Whether every dead actor is made again when it is needed, or has been."""
-        known = [self._host.known(actor.id) for actor in self.actors]
+        known = [self._session.known(actor.id) for actor in self.actors]
         return all(actor.alive or actor.comes_back for actor in known)
 
     def end_unmade(self) -> None:
         """End the actors whose constructor has raised."""
-        for actor in [self._host.known(actor.id) for actor in self.actors]:
+        for actor in [self._session.known(actor.id) for actor in self.actors]:
             if actor.is_unmade:
                 how = "was ended for a restart, since its constructor had raised an error"
                 actor.end(how, code=1, for_good=False, orderly=False)
@@ -653,7 +653,7 @@ class InlineGraph:
     def unload(self) -> None:
         """Take the graph down: there will be no more executions. An execution that runs comes to its end
         first."""
-        with self._host.lines.lock:
+        with self._session.actor_threads.lock:
             self._over = True
             if self._in_use:
                 return
@@ -668,10 +668,10 @@ class InlineGraph:
 
     # Executing
 
-    def in_turn(self, work: Callable[[], Any]) -> Any:
+    def exclusively(self, work: Callable[[], Any]) -> Any:
         """Run ``work()`` while nothing else is executed, and return its result. It runs in this thread, even
         if that is the event loop of an actor, which stands still meanwhile."""
-        if self._call_lock in self._call_lock.lines.current().inside:
+        if self._call_lock in self._call_lock.actor_threads.current().inside:
             return work()
         job = _GraphJob(self._call_lock, functools.partial(self._alone, work))
         self._call_lock.run_here(job)
@@ -680,12 +680,12 @@ class InlineGraph:
         return job.made
 
     def _alone(self, work: Callable[[], Any]) -> Any:
-        with self._host.lines.lock:
+        with self._session.actor_threads.lock:
             self._in_use = True
         try:
             return work()
         finally:
-            with self._host.lines.lock:
+            with self._session.actor_threads.lock:
                 self._in_use = False
                 over = self._over
             if over:
@@ -709,9 +709,9 @@ class InlineGraph:
                 part = self._parts[stage.actor]
                 job = TaskJob(run, part, stage)
                 try:
-                    part.actor.host.run(job)
+                    part.actor.queue.run(job)
                 except BaseException:
-                    part.actor.host.cancel(job)
+                    part.actor.queue.cancel(job)
                     raise
                 if job.interrupt is not None:
                     raise job.interrupt

@@ -22,7 +22,7 @@ class Failure:
     """Error of user code: both as it travels, and as it was raised, with its traceback and everything in
     it."""
 
-    __slots__ = ("_meta", "_original", "told")
+    __slots__ = ("_meta", "_original", "reported")
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class Failure:
         self._meta = encode_error(error, actor, label, constructor=constructor, begun=begun)
         self._original = error
         #: Whether something was answered with it.
-        self.told = False
+        self.reported = False
 
     def error(self) -> BaseException:
         """Return the error to raise at the receiver. Its ``__cause__`` is for the debugger."""
-        self.told = True
+        self.reported = True
         made = decode_error(self._meta)
         made.__cause__ = self._original
         return made
@@ -103,8 +103,8 @@ class Loopback:
         self._stride = -(-slot_bytes // 64) * 64
         self._rings = threading.local()
 
-    def carry(self, value: Any, *, shared: bool, kept: bool = False) -> Any:
-        """Send ``value`` and return what arrives. ``shared``: others read the same memory. ``kept``: it
+    def carry(self, value: Any, *, shared: bool, snapshot: bool = False) -> Any:
+        """Send ``value`` and return what arrives. ``shared``: others read the same memory. ``snapshot``: it
         arrives as a reference keeps it.
 
         Raises ``SerializationError`` or ``ArenaFullError`` where the value cannot be sent, ``ArrivalError``
@@ -117,7 +117,7 @@ class Loopback:
             writer, reader = self._rings.ends[shared]
         writer.send(value, 0)
         try:
-            return reader.receive_kept() if kept else reader.receive()
+            return reader.receive_snapshot() if snapshot else reader.receive()
         except BaseException as error:
             if not is_of_value(error):
                 raise

@@ -1,10 +1,10 @@
-"""Threads of the driver's process as actors see them, and hosts, whose jobs run on them.
+"""Threads of the driver's process as actors see them, and queues of jobs that run on them.
 
 With processes, an actor is blocked when its process is. Here a call runs on its caller's thread, so
 one thread is inside of several actors at once, each waiting for the next. Every wait of the engine
 goes through :meth:`ActorThreads.block`, which refuses one that nobody but the waiting thread could end.
 
-A host runs the jobs of an actor: on the threads of those who want them, a few at a time, in order
+A queue runs the jobs of an actor: on the threads of those who want them, a few at a time, in order
 (:class:`CallLock`); or, for an actor with async methods, on an event loop of its own (:class:`Loop`). As in a
 process, everything of such an actor then runs on one thread, its constructor and its plain methods too, and
 its coroutines run side by side. A caller waits until its call is done, or until it could only wait on: for a
@@ -62,51 +62,51 @@ def run_alone(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 
 class ActorThread:
-    """Thread, as actors see it: the hosts that it is inside of, outermost first, and the job that it waits
+    """Thread, as actors see it: the queues that it is inside of, outermost first, and the job that it waits
     for."""
 
     __slots__ = ("bounded", "inside", "loop", "sent", "waits_for")
 
-    def __init__(self, loop: Host | None = None) -> None:
+    def __init__(self, loop: JobQueue | None = None) -> None:
         #: The actor whose event loop this thread runs.
         self.loop = loop
-        self.inside: list[Host] = [] if loop is None else [loop]
+        self.inside: list[JobQueue] = [] if loop is None else [loop]
         #: Jobs that the loop's coroutines have submitted elsewhere, and that are not done yet.
         self.sent: set[Job] = set()
         self.waits_for: Job | None = None
         #: Whether that wait has a deadline: then no cycle leads through it.
         self.bounded = False
 
-    def names_from(self, host: Host) -> list[str]:
-        """Return the names of ``host`` and of the hosts that this line has entered from there. Each waits for
-        the next."""
-        if host not in self.inside:
+    def names_from(self, queue: JobQueue) -> list[str]:
+        """Return the names of ``queue`` and of the queues that this thread has entered from there. Each waits
+        for the next."""
+        if queue not in self.inside:
             return []
-        return [h.name for h in self.inside[self.inside.index(host) :]]
+        return [h.name for h in self.inside[self.inside.index(queue) :]]
 
 
 class Job:
-    """Work to be done on one host: a call, a constructor, a task of a graph."""
+    """Work to be done in one queue: a call, a constructor, a task of a graph."""
 
-    def __init__(self, host: Host, label: str) -> None:
-        self.host = host
+    def __init__(self, queue: JobQueue, label: str) -> None:
+        self.queue = queue
         self.label = label
         #: For status(): a call by its number, a graph's task by node and execution.
         self.method = ""
         self.call: int | None = None
         self.node: int | None = None
         self.execution: int | None = None
-        #: The line that stands in the queue for it; none: whoever has the turn does it.
+        #: The thread that stands in the queue for it; none: whoever has the turn does it.
         self.attendant: ActorThread | None = None
-        #: The line that runs it (that will, on an event loop).
+        #: The thread that runs it (that will, on an event loop).
         self.runner: ActorThread | None = None
-        #: The line of the event loop whose coroutine has submitted it.
+        #: The thread of the event loop whose coroutine has submitted it.
         self.sender: ActorThread | None = None
         self.started = False
         self.done = False
 
     def start(self) -> Coroutine[Any, Any, None] | None:
-        """Do the work, or return a coroutine that goes on with it, on a host that has an event loop.
+        """Do the work, or return a coroutine that goes on with it, if the queue has an event loop.
 
         What user code raises is the job's own affair. What comes out is meant for the program: it
         interrupts it.
@@ -117,22 +117,22 @@ class Job:
         """Handle ``error``, which ``start`` or its coroutine has raised."""
 
     def movers(self) -> list[ActorThread]:
-        """Return the lines that must go on so that this job does."""
-        return self.host.movers(self)
+        """Return the threads that must go on so that this job does."""
+        return self.queue.movers(self)
 
     def rests(self, seen: set[Job]) -> bool:
         """Whether this can only go on when something outside happens; see :meth:`ActorThreads.rests`."""
-        return self.host.rests(self, seen)
+        return self.queue.rests(self, seen)
 
 
-class Host:
-    """Executor of the jobs of one actor. Made by and for one session."""
+class JobQueue:
+    """Queue of the jobs of one actor, and what runs them. Made by and for one session."""
 
     #: Whether a job may return a coroutine.
     has_loop = False
 
-    def __init__(self, lines: ActorThreads, name: str) -> None:
-        self.lines = lines
+    def __init__(self, actor_threads: ActorThreads, name: str) -> None:
+        self.actor_threads = actor_threads
         self.name = name
         self._running: dict[Job, float] = {}
 
@@ -145,13 +145,13 @@ class Host:
 
     def running(self) -> list[tuple[Job, float]]:
         """Return the jobs that run now, and since when (``time.time()``)."""
-        with self.lines.lock:
+        with self.actor_threads.lock:
             return list(self._running.items())
 
     def submit(self, job: Job) -> None:
         """Do ``job`` in its turn. It may not be done yet when this returns, where waiting for it
         would be wrong or in vain."""
-        with self.lines.lock:
+        with self.actor_threads.lock:
             go_on = self.enqueue(job)
         go_on()
 
@@ -179,7 +179,7 @@ class Host:
         raise NotImplementedError
 
     def goes_on(self, job: Job) -> bool:
-        """Whether ``job`` runs, and runs to its end though the host is closed. Asked with the lock held."""
+        """Whether ``job`` runs, and runs to its end though the queue is closed. Asked with the lock held."""
         return job in self._running
 
     def close(self, at_the_end: Callable[[Run], None]) -> None:
@@ -188,8 +188,8 @@ class Host:
         raise NotImplementedError
 
     def join(self, timeout: float) -> bool:
-        """Wait until a closed host has ended; false if a method keeps it from ending. A caller that is inside
-        of the host does not wait."""
+        """Wait until a closed queue has ended; false if a method keeps it from ending. A caller that is
+        inside of the queue does not wait."""
         raise NotImplementedError
 
     def cancel(self, job: Job) -> None:
@@ -218,11 +218,11 @@ class ActorThreads:
         self._local = threading.local()
 
     def current(self) -> ActorThread:
-        """Return the line of the calling thread."""
-        line: ActorThread | None = getattr(self._local, "line", None)
-        if line is None:
-            line = self._local.line = ActorThread()
-        return line
+        """Return the calling thread, as actors see it."""
+        thread: ActorThread | None = getattr(self._local, "thread", None)
+        if thread is None:
+            thread = self._local.thread = ActorThread()
+        return thread
 
     @property
     def inbox(self) -> _core.Inbox:
@@ -252,18 +252,18 @@ class ActorThreads:
             process_table.announce_death(DEAD_SLOT)
             return process_table.death_number(DEAD_SLOT)
 
-    def adopt(self, line: ActorThread) -> None:
-        """Make ``line`` the line of the calling thread."""
-        self._local.line = line
+    def adopt(self, thread: ActorThread) -> None:
+        """Make ``thread`` what stands for the calling thread."""
+        self._local.thread = thread
 
     def from_a_loop(self, job: Job) -> bool:
         """Whether a coroutine submits ``job``. Then its loop must not stand still meanwhile."""
-        line = self.current()
-        if line.loop is None:
+        thread = self.current()
+        if thread.loop is None:
             return False
         with self.lock:
-            job.sender = line
-            line.sent.add(job)
+            job.sender = thread
+            thread.sent.add(job)
         return True
 
     def finished(self, job: Job) -> None:
@@ -271,7 +271,7 @@ class ActorThreads:
         with self.lock:
             job.done = True
             job.runner = None
-            job.host.ended(job)
+            job.queue.ended(job)
             sender, job.sender = job.sender, None
             self.changed.notify_all()
         # For those who wait for results in general: `conveyor.wait`, event loops.
@@ -285,8 +285,8 @@ class ActorThreads:
 
         Raises ``DeadlockError`` if nobody else can bring that about, ``WaitTimeoutError``.
         """
-        line = self.current()
-        before = line.waits_for, line.bounded
+        thread = self.current()
+        before = thread.waits_for, thread.bounded
         time_limit = TimeLimit(timeout)
         try:
             while True:
@@ -295,30 +295,30 @@ class ActorThreads:
                         return
                     # Looked for and entered in one go: of a cycle's members, only the last one is
                     # refused.
-                    names = None if time_limit.bounded else self._way_back(line, job, {line})
+                    names = None if time_limit.bounded else self._path_back(thread, job, {thread})
                     if names is not None:
-                        raise _deadlock(line, job, names)
-                    if line.waits_for is not job:
-                        line.waits_for, line.bounded = job, time_limit.bounded
-                        self.changed.notify_all()  # that this line stands still may be news
+                        raise _deadlock(thread, job, names)
+                    if thread.waits_for is not job:
+                        thread.waits_for, thread.bounded = job, time_limit.bounded
+                        self.changed.notify_all()  # that this thread stands still may be news
                     woken = self.changed.wait(sooner(time_limit.step(), LOOK))
                     if ready():
                         return
                 if not woken:
                     time_limit.check(lambda: job.label, lambda: self._doing(job))
         finally:
-            line.waits_for, line.bounded = before
+            thread.waits_for, thread.bounded = before
 
-    def _way_back(self, me: ActorThread, job: Job, seen: set[ActorThread]) -> list[str] | None:
+    def _path_back(self, me: ActorThread, job: Job, seen: set[ActorThread]) -> list[str] | None:
         """Return the names on the way from ``job`` to ``me``, if ``job`` only goes on when ``me`` does."""
         movers = job.movers()
         names: list[str] | None = None
-        for line in movers:
-            found = line.names_from(job.host)
-            if line is not me:
-                if line in seen or line.waits_for is None or line.bounded:
+        for thread in movers:
+            found = thread.names_from(job.queue)
+            if thread is not me:
+                if thread in seen or thread.waits_for is None or thread.bounded:
                     return None
-                rest = self._way_back(me, line.waits_for, seen | {line})
+                rest = self._path_back(me, thread.waits_for, seen | {thread})
                 if rest is None:
                     return None
                 found += rest
@@ -337,14 +337,14 @@ class ActorThreads:
 
     def _doing(self, job: Job) -> str:
         if job.runner is not None:
-            return f"{job.host.name} runs it in this process"
-        names = [name for line in job.movers() for name in line.names_from(job.host)]
+            return f"{job.queue.name} runs it in this process"
+        names = [name for thread in job.movers() for name in thread.names_from(job.queue)]
         return f"it has not been started; {', '.join(dict.fromkeys(names)) or 'nobody'} comes first"
 
 
-def _deadlock(line: ActorThread, job: Job, way: list[str]) -> DeadlockError:
-    # The way ends where the waiting line is; the cycle is told from there.
-    names = (line.inside[-1].name, *way[:-1]) if line.inside else tuple(way)
+def _deadlock(thread: ActorThread, job: Job, path: list[str]) -> DeadlockError:
+    # The way ends where the waiting thread is; the cycle is told from there.
+    names = (thread.inside[-1].name, *path[:-1]) if thread.inside else tuple(path)
     chain = " waits for ".join((*names, names[0]))
     return DeadlockError(
         f"waiting for {job.label} would never end: {chain}, and each runs one call at a time. Make "
@@ -354,31 +354,33 @@ def _deadlock(line: ActorThread, job: Job, way: list[str]) -> DeadlockError:
     )
 
 
-class CallLock(Host):
+class CallLock(JobQueue):
     """Queue with ``capacity`` turns. A thread that wants a job done stands in the queue, and does the job
     itself.
 
-    A job whose caller is inside the host itself (or blocks somebody who is) cannot wait for its
+    A job whose caller is inside the queue itself (or blocks somebody who is) cannot wait for its
     turn: it stays in the queue, and whoever has the turn does it before giving the turn back.
     """
 
-    def __init__(self, lines: ActorThreads, name: str, capacity: int = 1) -> None:
-        super().__init__(lines, name)
+    def __init__(self, actor_threads: ActorThreads, name: str, capacity: int = 1) -> None:
+        super().__init__(actor_threads, name)
         self._capacity = capacity
         self._holders: list[ActorThread] = []
         self._at_the_end: Callable[[Run], None] | None = None
         self._over = False
-        self._queue: deque[Job] = deque()
+        self._jobs: deque[Job] = deque()
 
     def enqueue(self, job: Job) -> Callable[[], object]:
-        apart = self.lines.from_a_loop(job)
-        if not apart:  # at once, so that nobody else takes it
-            job.attendant = self.lines.current()
-        self._queue.append(job)
-        if not apart:
+        from_loop = self.actor_threads.from_a_loop(job)
+        if not from_loop:  # at once, so that nobody else takes it
+            job.attendant = self.actor_threads.current()
+        self._jobs.append(job)
+        if not from_loop:
             return lambda: self._attend(job)
         name = f"inline {job.label}"
-        return threading.Thread(target=self._wait_apart, args=(job,), name=name, daemon=True).start
+        return threading.Thread(
+            target=self._wait_in_thread, args=(job,), name=name, daemon=True
+        ).start
 
     def _attend(self, job: Job) -> None:
         try:
@@ -391,91 +393,91 @@ class CallLock(Host):
     def run_here(self, job: Job) -> None:
         """Do ``job`` on this thread, even if it is an event loop's. A job that cannot be done is never
         started."""
-        with self.lines.lock:
-            job.attendant = self.lines.current()
-            self._queue.append(job)
+        with self.actor_threads.lock:
+            job.attendant = self.actor_threads.current()
+            self._jobs.append(job)
         try:
             self.finish(job)
         except BaseException:
             job.done = True
             raise
 
-    def _wait_apart(self, job: Job) -> None:
+    def _wait_in_thread(self, job: Job) -> None:
         with suppress(BaseException):  # whoever wants the job's result is told
             self.finish(job)
 
     def finish(self, job: Job, timeout: float | None = None) -> None:
-        line = self.lines.current()
+        thread = self.actor_threads.current()
         taken = False
 
-        def take_turn() -> bool:
+        def try_take() -> bool:
             nonlocal taken
             if job.done:
                 return True
             if job.runner is not None:
                 return False
             if job.attendant is None:
-                job.attendant = line
-            if job.attendant is not line or not self._is_next(job):
+                job.attendant = thread
+            if job.attendant is not thread or not self._is_next(job):
                 return False
-            self._holders.append(line)
+            self._holders.append(thread)
             taken = True
             return True
 
         try:
-            self.lines.block(job, take_turn, timeout)
+            self.actor_threads.block(job, try_take, timeout)
         except BaseException:
-            with self.lines.lock:
-                if job.attendant is line:
+            with self.actor_threads.lock:
+                if job.attendant is thread:
                     job.attendant = None
-                    self.lines.changed.notify_all()
+                    self.actor_threads.changed.notify_all()
             if taken:
-                self._give_back(line)
+                self._give_back(thread)
             raise
         if taken:  # also if the job has been ended since then: the turn is to be given back
-            self._serve(line)
+            self._serve(thread)
 
     def _is_next(self, job: Job) -> bool:
         if len(self._holders) >= self._capacity:
             return False
         self._forget_abandoned()
-        attended = (j for j in self._queue if j.attendant is not None and not j.done)
+        attended = (j for j in self._jobs if j.attendant is not None and not j.done)
         return next(attended, None) is job  # none: this one was done meanwhile
 
     def _forget_abandoned(self) -> None:
-        while self._queue and self._queue[0].done:
-            self._queue.popleft()
+        while self._jobs and self._jobs[0].done:
+            self._jobs.popleft()
 
-    def _serve(self, line: ActorThread) -> None:
-        """Do the next jobs, as long as they are this line's or nobody's; then give the turn back."""
-        line.inside.append(self)
+    def _serve(self, thread: ActorThread) -> None:
+        """Do the next jobs, as long as they are this thread's or nobody's; then give the turn back."""
+        thread.inside.append(self)
         try:
-            while (job := self._next(line)) is not None:
+            while (job := self._next(thread)) is not None:
                 try:
                     job.start()
                 except BaseException as error:
                     job.interrupted(error)
                     raise
                 finally:
-                    self.lines.finished(job)
+                    self.actor_threads.finished(job)
         finally:
-            line.inside.pop()
-            self._give_back(line)
+            thread.inside.pop()
+            self._give_back(thread)
 
-    def _give_back(self, line: ActorThread) -> None:
-        with self.lines.lock:
-            self._holders.remove(line)
-            self.lines.changed.notify_all()
+    def _give_back(self, thread: ActorThread) -> None:
+        with self.actor_threads.lock:
+            self._holders.remove(thread)
+            self.actor_threads.changed.notify_all()
         self._end_if_due()
 
     def close(self, at_the_end: Callable[[Run], None]) -> None:
-        with self.lines.lock:
+        with self.actor_threads.lock:
             self._at_the_end = at_the_end
         # A signal that ends the program is handled inside of a method, which is not gone on with.
-        self._end_if_due(ending.begun_here() and self.lines.current() in self._holders)
+        self._end_if_due(ending.begun_here() and self.actor_threads.current() in self._holders)
 
     def _end_if_due(self, inside: bool = False) -> None:
-        with self.lines.lock:
+        with self.actor_threads.lock:
             if self._holders and not inside:
                 return
             at_the_end, self._at_the_end = self._at_the_end, None
@@ -484,23 +486,23 @@ class CallLock(Host):
         try:
             at_the_end(run_alone)
         finally:
-            with self.lines.lock:
+            with self.actor_threads.lock:
                 self._over = True
-                self.lines.changed.notify_all()
+                self.actor_threads.changed.notify_all()
 
     def join(self, timeout: float) -> bool:
-        with self.lines.lock:
-            if self.lines.current() in self._holders:
+        with self.actor_threads.lock:
+            if self.actor_threads.current() in self._holders:
                 return True
-            return self.lines.changed.wait_for(lambda: self._over, timeout)
+            return self.actor_threads.changed.wait_for(lambda: self._over, timeout)
 
-    def _next(self, line: ActorThread) -> Job | None:
-        with self.lines.lock:
+    def _next(self, thread: ActorThread) -> Job | None:
+        with self.actor_threads.lock:
             self._forget_abandoned()
-            if not self._queue or self._queue[0].attendant not in (None, line):
+            if not self._jobs or self._jobs[0].attendant not in (None, thread):
                 return None
-            job = self._queue.popleft()
-            job.runner = line
+            job = self._jobs.popleft()
+            job.runner = thread
             job.started = True
             self.begun(job)
             return job
@@ -509,9 +511,10 @@ class CallLock(Host):
         return self._holders if job.runner is None else [job.runner]
 
     def rests(self, job: Job, seen: set[Job]) -> bool:
-        lines = self.movers(job)
-        return bool(lines) and all(
-            line.waits_for is not None and self.lines.rests(line.waits_for, seen) for line in lines
+        movers = self.movers(job)
+        return bool(movers) and all(
+            thread.waits_for is not None and self.actor_threads.rests(thread.waits_for, seen)
+            for thread in movers
         )
 
 
@@ -519,14 +522,14 @@ class CallLock(Host):
 DEFAULT_CONCURRENCY = 1000
 
 
-class Loop(Host):
-    """Host with a thread of its own that runs an event loop."""
+class Loop(JobQueue):
+    """Job queue with a thread of its own that runs an event loop."""
 
     has_loop = True
 
-    def __init__(self, lines: ActorThreads, name: str, capacity: int) -> None:
-        super().__init__(lines, name)
-        self.line = ActorThread(self)
+    def __init__(self, actor_threads: ActorThreads, name: str, capacity: int) -> None:
+        super().__init__(actor_threads, name)
+        self.actor_thread = ActorThread(self)
         self._capacity = capacity
         self._asleep = False
         self._at_the_end: Callable[[Run], None] = lambda run: None
@@ -536,26 +539,26 @@ class Loop(Host):
         self._thread.start()
 
     def enqueue(self, job: Job) -> Callable[[], object]:
-        job.runner = self.line
-        waits = not self.lines.from_a_loop(job)
+        job.runner = self.actor_thread
+        waits = not self.actor_threads.from_a_loop(job)
         self.soon(lambda: self._start(job))
         return lambda: self._attend(job) if waits else None
 
     def _attend(self, job: Job) -> None:
         with suppress(DeadlockError):
-            self.lines.block(job, lambda: job.done or self.lines.rests(job))
+            self.actor_threads.block(job, lambda: job.done or self.actor_threads.rests(job))
 
     def finish(self, job: Job, timeout: float | None = None) -> None:
-        self.lines.block(job, lambda: job.done, timeout)
+        self.actor_threads.block(job, lambda: job.done, timeout)
 
     def movers(self, job: Job) -> list[ActorThread]:
-        return [self.line]
+        return [self.actor_thread]
 
     def rests(self, job: Job, seen: set[Job]) -> bool:
         return (
             self._asleep
             and job.started
-            and all(self.lines.rests(other, seen) for other in self.line.sent)
+            and all(self.actor_threads.rests(other, seen) for other in self.actor_thread.sent)
         )
 
     def soon(self, work: Callable[[], None]) -> None:
@@ -595,7 +598,7 @@ class Loop(Host):
     # On its thread
 
     def _main(self) -> None:
-        self.lines.adopt(self.line)
+        self.actor_threads.adopt(self.actor_thread)
         loop = self._loop
         self._slots = asyncio.Semaphore(self._capacity)
         try:
@@ -615,21 +618,21 @@ class Loop(Host):
     def _start(self, job: Job) -> None:
         if job.done:  # not wanted any more
             return
-        with self.lines.lock:
+        with self.actor_threads.lock:
             self.begun(job)
         try:
             coroutine = job.start()
         except BaseException as error:
             job.interrupted(error)
-            self.lines.finished(job)
+            self.actor_threads.finished(job)
             return
         if coroutine is None:
-            self.lines.finished(job)
+            self.actor_threads.finished(job)
             return
         task = self._loop.create_task(self._await(job, coroutine))
         self._tasks[job] = task
         task.add_done_callback(lambda _: self._tasks.pop(job, None))
-        with self.lines.lock:
+        with self.actor_threads.lock:
             job.started = True
 
     async def _await(self, job: Job, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -638,14 +641,14 @@ class Loop(Host):
         except BaseException as error:
             job.interrupted(error)
         finally:
-            self.lines.finished(job)
+            self.actor_threads.finished(job)
 
     def _sleeps(self, asleep: bool) -> None:
         """Note whether the loop has nothing to do but to wait for a timer or for I/O."""
-        with self.lines.lock:
+        with self.actor_threads.lock:
             self._asleep = asleep
             if asleep:
-                self.lines.changed.notify_all()
+                self.actor_threads.changed.notify_all()
 
 
 class _Selector(ActorSelector):

@@ -1,4 +1,4 @@
-"""Hosts of actors as processes of this machine, the printing of their output, and the start of a session."""
+"""Engine of actors as processes of this machine, the printing of their output, and the start of a session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from conveyor import _core, system_limits
 from conveyor.driver.driver import Driver
-from conveyor.driver.hosts import Home, Settle, Spawned
+from conveyor.driver.hosts import DriverCallbacks, PrepareRemote, Spawned
 from conveyor.engines.local.launcher import PRINT_TIMEOUT, Launcher
 from conveyor.engines.local.resources import GpuClaim, GpuPool
 from conveyor.engines.local.spec import ChildSpec, SpawnRequest
@@ -343,10 +343,10 @@ def _print(stream: str, text: str) -> None:
 #: Seconds for which whoever starts an actor waits for the fork server; then a thread does.
 _ANSWER_TIMEOUT = 0.5
 #: Dead actors whose last lines of stderr are kept.
-_TAILS_KEPT = 1000
+_MAX_TAILS = 1000
 
 
-class LocalHosts:
+class LocalProcessEngine:
     """Starts and ends processes for the driver."""
 
     places = False
@@ -363,9 +363,9 @@ class LocalHosts:
         self._dead: deque[int] = deque()
         self._claims: dict[int, GpuClaim] = {}
         self._on_exit: Callable[[int, int], None] = lambda pid, status: None
-        self._launcher = Launcher(self._events, self._exited, self._output, wanted=preload)
+        self._launcher = Launcher(self._events, self._on_process_exit, self._output, wanted=preload)
 
-    def start(self, on_exit: Callable[[int, int], None], _home: Home) -> None:
+    def start(self, on_exit: Callable[[int, int], None], _callbacks: DriverCallbacks) -> None:
         self._on_exit = on_exit
         self._launcher.start()
 
@@ -379,7 +379,7 @@ class LocalHosts:
         fds: Sequence[int],
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
-        _settle: Settle,
+        _prepare_remote: PrepareRemote,
     ) -> LocalSpawning:
         return LocalSpawning(self, name, payload, fds, options, on_spawned)
 
@@ -411,7 +411,7 @@ class LocalHosts:
         self._printer.close(PRINT_TIMEOUT)
         self._events.close()
 
-    def _exited(self, pid: int, status: int) -> None:
+    def _on_process_exit(self, pid: int, status: int) -> None:
         claim = self._claims.pop(pid, None)
         if claim is not None:
             claim.release()
@@ -420,7 +420,7 @@ class LocalHosts:
         self._on_exit(pid, status)
         # Tails are kept for error reports, of the latest dead only.
         self._dead.append(pid)
-        if len(self._dead) > _TAILS_KEPT:
+        if len(self._dead) > _MAX_TAILS:
             forgotten = self._dead.popleft()
             self._printer.forget(forgotten)
             self._out_of_memory.pop(forgotten, None)
@@ -436,16 +436,16 @@ class LocalSpawning:
 
     def __init__(
         self,
-        hosts: LocalHosts,
+        engine: LocalProcessEngine,
         name: str,
         payload: bytes,
         fds: Sequence[int],
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
     ) -> None:
-        self._hosts, self._name, self._on_spawned = hosts, name, on_spawned
+        self._engine, self._name, self._on_spawned = engine, name, on_spawned
         self._payload, self._fds, self._options = payload, fds, options
-        self._claim = GpuClaim(hosts._gpus, options.num_gpus)
+        self._claim = GpuClaim(engine._gpus, options.num_gpus)
         self._request: SpawnRequest | None = None
         self._forked = False
         self._abandoned = ""
@@ -456,7 +456,7 @@ class LocalSpawning:
         if self._options.num_gpus:
             # An interrupt of this thread must not lose GPUs between their being taken and noted.
             uninterrupted(self._claim.take)
-        launcher = self._hosts._launcher
+        launcher = self._engine._launcher
         self._request = launcher.request(self._spec(), self._fds, self._spawned)
         if self._abandoned:  # in this order: whoever gives up just now notes it before looking
             launcher.give_up(self._request, self._abandoned)
@@ -465,13 +465,13 @@ class LocalSpawning:
     def wait(self) -> Spawned:
         """Return the process, once the fork server has answered."""
         assert self._request is not None
-        hosts, pid = self._hosts, self._hosts._launcher.wait(self._request)
+        engine, pid = self._engine, self._engine._launcher.wait(self._request)
         return Spawned(
             pid,
-            lambda: hosts._printer.stderr_tail(pid),
-            lambda: hosts._out_of_memory.get(pid),
-            lambda: hosts.end_headless(pid),
-            lambda: pid in hosts._launcher.went_on,
+            lambda: engine._printer.stderr_tail(pid),
+            lambda: engine._out_of_memory.get(pid),
+            lambda: engine.end_headless(pid),
+            lambda: pid in engine._launcher.went_on,
         )
 
     def give_up(self, why: str) -> None:
@@ -481,15 +481,15 @@ class LocalSpawning:
     def _give_up(self, why: str) -> None:
         self._abandoned = why
         if self._request is not None:
-            self._hosts._launcher.give_up(self._request, why)
+            self._engine._launcher.give_up(self._request, why)
         if not self._forked:
             self._claim.release()
 
     def _spawned(self, pid: int) -> None:
-        """Note that the process is there; on the hosts' thread."""
+        """Note that the process is there; on the engine's thread."""
         self._forked = True  # from now on the GPUs are given back by its exit
-        self._hosts._printer.add(pid, self._name)
-        self._hosts._claims[pid] = self._claim
+        self._engine._printer.add(pid, self._name)
+        self._engine._claims[pid] = self._claim
         self._on_spawned(pid)
 
     def _spec(self) -> ChildSpec:
@@ -501,7 +501,7 @@ class LocalSpawning:
             sys_path=around.sys_path,
             argv=around.argv,
             environ=dict(os.environ),
-            env_vars={**self._hosts._env_vars, **self._options.env_vars},
+            env_vars={**self._engine._env_vars, **self._options.env_vars},
             num_cpus=self._options.num_cpus,
             gpu_ids=self._claim.ids,
             main_file=around.main_file,
@@ -514,7 +514,7 @@ def start(**given: Any) -> Driver:
     options = session_options("local", **given)
     if options.raise_descriptor_limit:
         system_limits.raise_descriptor_limit()
-    hosts = LocalHosts(options.log_to_driver, options.env_vars, options.preload)
-    driver = Driver(hosts, options.arena, options.grace)
+    engine = LocalProcessEngine(options.log_to_driver, options.env_vars, options.preload)
+    driver = Driver(engine, options.arena, options.grace)
     driver.at_shutdown = ProgramEnd(driver, options.grace, options.handle_sigterm).cancel
     return driver

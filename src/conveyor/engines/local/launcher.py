@@ -64,7 +64,7 @@ class ForkServer(Struct, frozen=True):
 def execute(preload: Sequence[str], wanted: Sequence[str]) -> ForkServer:
     """Start a fork server that will import ``preload`` and ``wanted``. Does not wait until it has."""
     control, theirs = descriptors.socket_pair()
-    kept: list[int] = []
+    opened: list[int] = []
     passed = [theirs.detach()]
     process: subprocess.Popen[bytes] | None = None
     try:
@@ -73,7 +73,7 @@ def execute(preload: Sequence[str], wanted: Sequence[str]) -> ForkServer:
         passed.append(descriptors.own(os.pidfd_open(os.getpid())))
         passed.append(descriptors.memory_file("conveyor-setup"))
         log, log_writer = map(descriptors.own, os.pipe())
-        kept.append(log)
+        opened.append(log)
         passed.append(log_writer)
         os.set_blocking(log, False)
         import_path: list[object] = list(sys.path)
@@ -102,7 +102,7 @@ def execute(preload: Sequence[str], wanted: Sequence[str]) -> ForkServer:
             process.kill()
             process.wait()
         control.close()
-        for fd in kept:
+        for fd in opened:
             os.close(fd)
         raise
     finally:
@@ -270,9 +270,9 @@ class Children:
                     self.all_reported.set()
 
 
-class RoomWait:
-    """Wait of one message for room, limited in time. Its owner may end the wait at any moment, from any
-    thread."""
+class SendWait:
+    """Wait of one message until it can be sent, limited in time. Its owner may end the wait at any moment,
+    from any thread."""
 
     def __init__(self, seconds: float) -> None:
         self._end = _core.monotonic() + seconds
@@ -295,8 +295,8 @@ class RoomWait:
             self.go_on.wait(self._end - _core.monotonic())
 
 
-class Room:
-    """Waiters for room in a socket, and the watch that wakes them. ``lock``: the launcher's."""
+class SendWaiters:
+    """Senders that wait for space in a socket, and the watch that wakes them. ``lock``: the launcher's."""
 
     def __init__(self, events: EventLoop, lock: threading.RLock, control: socket.socket) -> None:
         self._events = events
@@ -387,7 +387,7 @@ class Launcher:
         self._last_words = b""
         self._server_end = ""  # how it ended; empty while it lives
         self._control: socket.socket | None = None
-        self._room: Room | None = None
+        self._send_waiters: SendWaiters | None = None
         self._requests: dict[int, SpawnRequest] = {}
         self._children = Children(self._lock, events, self._output, on_exit)
         self.went_on = self._children.went_on
@@ -447,9 +447,11 @@ class Launcher:
         end = _core.monotonic() + seconds
         if not request.sent:
             self.start()
-            room_wait = RoomWait(seconds)
-            uninterrupted(lambda: self._ask(request, room_wait), room_wait.give_up)
-        self.is_silent = not request.done.wait(max(end - _core.monotonic(), 0.0), looks=True)
+            send_wait = SendWait(seconds)
+            uninterrupted(lambda: self._ask(request, send_wait), send_wait.give_up)
+        self.is_silent = not request.done.wait(
+            max(end - _core.monotonic(), 0.0), interruptible=True
+        )
         return not self.is_silent
 
     def wait(self, request: SpawnRequest) -> int:
@@ -513,7 +515,7 @@ class Launcher:
 
     def _end_headless_later(self, pid: int) -> None:
         with suppress(OSError):
-            self._send(server.HEADLESS, pid=pid, room_wait=RoomWait(SPAWN_TIMEOUT))
+            self._send(server.HEADLESS, pid=pid, send_wait=SendWait(SPAWN_TIMEOUT))
 
     def hurry(self) -> None:
         """Wait for no imports of the fork server when it is closed, or is being closed just now."""
@@ -541,8 +543,8 @@ class Launcher:
                 for request in list(self._requests.values()):
                     request.refuse(_CLOSING)
                 self._requests.clear()
-                if self._control is not None and self._room is not None:
-                    self._room.wake()
+                if self._control is not None and self._send_waiters is not None:
+                    self._send_waiters.wake()
             if fork_server is None:
                 return
             if self._events.closed:
@@ -585,7 +587,7 @@ class Launcher:
                 return
             made = execute(self._preload, self._wanted)
             try:
-                self._room = Room(self._events, self._lock, made.control)
+                self._send_waiters = SendWaiters(self._events, self._lock, made.control)
                 self._server, self._control = made.process, made.control
                 self.server_pid = made.process.pid
                 self._server_log, self._server_fd = made.log, made.pidfd
@@ -595,15 +597,15 @@ class Launcher:
                 self._events.add(self._server_fd, self._on_server_end)
             except BaseException:
                 self._server = self._control = None
-                room, self._room = self._room, None
-                if room is not None:
-                    room.close()
+                send_waiters, self._send_waiters = self._send_waiters, None
+                if send_waiters is not None:
+                    send_waiters.close()
                 for fd in (made.control.fileno(), made.log, made.pidfd):
                     self._events.remove(fd)
                 made.kill()
                 raise
 
-    def _ask(self, request: SpawnRequest, room_wait: RoomWait) -> None:
+    def _ask(self, request: SpawnRequest, send_wait: SendWait) -> None:
         theirs: list[int] = []
         request.sent = True
         try:
@@ -615,7 +617,7 @@ class Launcher:
                     return
                 self._requests[request.number] = request
             fds = [*theirs, *request.fds]
-            self._send(server.SPAWN, request.number, fds=fds, room_wait=room_wait)
+            self._send(server.SPAWN, request.number, fds=fds, send_wait=send_wait)
         except (BrokenPipeError, ConnectionResetError):
             # The server has just died. How will be known in a moment, and is told by the request.
             pass
@@ -636,24 +638,24 @@ class Launcher:
         pid: int = 0,
         sig: int = 0,
         fds: Sequence[int] = (),
-        room_wait: RoomWait | None = None,
+        send_wait: SendWait | None = None,
     ) -> None:
-        """``room_wait``: how to wait where there is no room for it; on any thread but the loop's."""
+        """``send_wait``: how to wait where there is no room for it; on any thread but the loop's."""
         message = server.MESSAGE.pack(kind, number, pid, sig)
         while True:
             with self._lock:
-                if self._control is None or self._room is None:
+                if self._control is None or self._send_waiters is None:
                     raise BrokenPipeError("the fork server is gone")
-                if self._closing and room_wait is not None:
+                if self._closing and send_wait is not None:
                     raise BrokenPipeError(_CLOSING)
                 with suppress(BlockingIOError):
                     server.send(self._control, message, fds)
                     return
                 # Full: hundreds of spawns before this one, or a server that is stopped.
-                if room_wait is None or room_wait.over:
+                if send_wait is None or send_wait.over:
                     raise TimeoutError("the fork server takes no requests")
-                self._room.tell(room_wait.go_on)
-            room_wait.wait()
+                self._send_waiters.tell(send_wait.go_on)
+            send_wait.wait()
 
     # Hearing: on the event loop's thread.
 
@@ -738,8 +740,8 @@ class Launcher:
                 self._events.remove(self._control.fileno())
                 self._control.close()
                 self._control = None
-            if self._room is not None:
-                self._room.close()
+            if self._send_waiters is not None:
+                self._send_waiters.close()
             for fd in (self._server_log, self._server_fd):
                 self._events.remove(fd)
                 os.close(fd)

@@ -29,7 +29,7 @@ from conveyor.cluster.handshake import (
     FOR_FETCHING,
     FOR_READING,
     Identity,
-    dial_host,
+    dial_node,
     hand_over,
 )
 from conveyor.cluster.node_agent import AgentCallbacks, NodeAgent
@@ -44,7 +44,7 @@ from conveyor.graph.telemetry import Look, LookAtAll, Seen, SeenAll
 from conveyor.runtime.deadlock_detector import Frames, LookAtWaits, WaitsThere, due_to
 from conveyor.runtime.events import EventLoop, guarded
 from conveyor.runtime.process import ArenaSize, memory_limit
-from conveyor.runtime.stored_values import KeptAt, kept_on
+from conveyor.runtime.stored_values import StoreSnapshot, stores_on
 
 
 class Arrived(Struct, frozen=True):
@@ -67,7 +67,7 @@ class Ended(Struct, frozen=True):
 
     number: the number under which it came.
     status: its wait status.
-    page: its last process snapshot.
+    snapshot: its last process snapshot.
     left: whether a method ended it by ``sys.exit``.
     tail: the last lines that it has written to stderr.
     went_on: whether it had to be killed, since it went on without its main thread.
@@ -77,14 +77,14 @@ class Ended(Struct, frozen=True):
 
     number: int
     status: int
-    page: ProcessSnapshot
+    snapshot: ProcessSnapshot
     left: bool
     tail: str
     went_on: bool
     due: Frames
 
 
-class LostHost(Struct, frozen=True):
+class LostNode(Struct, frozen=True):
     """Notice that the agent's node has lost another node."""
 
     number: int
@@ -111,14 +111,15 @@ class Sent(Struct, frozen=True):
     node_message: NodeMessage
 
 
-class Unclaimed(Struct, frozen=True):
-    """Notice that a process has left before a frame came, and will not make good the claims of its header."""
+class BorrowsWithdrawn(Struct, frozen=True):
+    """Notice that a process has left before a frame came, and will not make good the borrows of its
+    header."""
 
     header: bytes
     process: Reader
 
 
-News = Arrived | ProcessRequest | Come | Ended | LostHost | Reached
+News = Arrived | ProcessRequest | Come | Ended | LostNode | Reached
 
 
 #: Timeout of the first connection to another node, in seconds.
@@ -159,12 +160,12 @@ class Secrets(Struct, frozen=True):
 
 class Ready(Struct, frozen=True):
     """Notice of an agent that it is connected to the driver's node. ``address``: where other nodes connect.
-    ``process_listener``: where the processes of its node connect. ``door``: where attached actors do.
-    ``locality``: where the agent runs."""
+    ``process_listener``: where the processes of its node connect. ``attached_listener``: where attached
+    actors do. ``locality``: where the agent runs."""
 
     address: tuple[str, int]
     process_listener: str
-    door: str
+    attached_listener: str
     arena: ArenaSize
     locality: bootstrap.Locality
 
@@ -178,7 +179,7 @@ class _Expected(Resident, eq=False, kw_only=True):
 
 
 class Agent:
-    """The Ray actor. Ray calls each of its four concurrency groups (orders, news, looks, waits) on a thread
+    """The Ray actor. Ray calls each of its four concurrency groups (orders, news, queries, waits) on a thread
     of its own; the rest happens on the event loop's thread, but connecting to other nodes, which may wait."""
 
     def __init__(self, terms: Terms) -> None:
@@ -191,14 +192,19 @@ class Agent:
         self._terms = terms
         self._token = b""
         self._tls: Tls | None = None
-        self._news: queue.SimpleQueue[News | Sent | Unclaimed | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[News | Sent | BorrowsWithdrawn | None] = queue.SimpleQueue()
         self._events = EventLoop()
         #: Addresses of all known nodes.
-        self._places: dict[int, tuple[str, int]] = {}
+        self._addresses: dict[int, tuple[str, int]] = {}
         self._redials = Redials(partial(self._dial, time_limit=terms.window), terms.window)
         arena = replace(terms.arena, cap=min(terms.arena.cap, max(memory_limit() // 2, 1 << 20)))
         callbacks = AgentCallbacks(
-            self._requested, self._headless, self._reach, self._locate, self._line, self._memory
+            self._requested,
+            self._headless,
+            self._reach,
+            self._locate,
+            self._connection,
+            self._memory,
         )
         self._node_agent = NodeAgent(
             terms.number, terms.driver, arena, self._events, callbacks, terms.window, terms.session
@@ -211,7 +217,7 @@ class Agent:
         self._shared_files = SharedFiles()
         self._memories = Memories(self._node_agent.process_table)
         self._fetches = Fetches(
-            self._node_agent.host_of,
+            self._node_agent.node_of,
             partial(self._dial_for, FOR_READING),
             self._node_agent.process_table.note_fetched,
         )
@@ -274,7 +280,7 @@ class Agent:
         one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds, visits=visits)
         one.on_end = partial(self._ended, one)
         self._expected[number] = one
-        process_listener = self._hosts_of(one).process_listener
+        process_listener = self._processes_of(one).process_listener
         try:
             return process_listener.expect(
                 number, partial(self._arrived, one), partial(self._refused, one)
@@ -293,10 +299,10 @@ class Agent:
         return one is not None
 
     def _disown(self, one: _Expected) -> None:
-        self._hosts_of(one).process_listener.forget(one.number)
+        self._processes_of(one).process_listener.forget(one.number)
         self._close(one)
 
-    def _hosts_of(self, one: _Expected) -> Processes | AttachedProcesses:
+    def _processes_of(self, one: _Expected) -> Processes | AttachedProcesses:
         return self._attached_processes if one.visits else self._processes
 
     def kill(self, slot: int, incarnation: int) -> None:
@@ -323,9 +329,9 @@ class Agent:
         """Return the waits of all processes of this node."""
         return self._node_agent.look_at_waits(look)
 
-    def kept(self) -> list[KeptAt]:
+    def stored(self) -> list[StoreSnapshot]:
         """Return the values that the processes of this node store for others."""
-        return kept_on(self._node_agent.process_table, None)
+        return stores_on(self._node_agent.process_table, None)
 
     def leave(self) -> None:
         """End the agent: the session is over, and all processes of this node have ended."""
@@ -338,7 +344,7 @@ class Agent:
         self._news.put(None)
         ray.actor.exit_actor()
 
-    def news(self) -> list[News | Sent | Unclaimed]:
+    def news(self) -> list[News | Sent | BorrowsWithdrawn]:
         """Return the news for the driver. Wait until there are any, or the session is over."""
         found = [self._news.get()]
         with suppress(queue.Empty):
@@ -351,7 +357,7 @@ class Agent:
     def _arrived(self, one: _Expected, pid: int, stderr: str) -> list[int]:
         if self._expected.pop(one.number, None) is None:
             raise OSError("nobody wants it any more")
-        self._hosts_of(one).add(one, pid)
+        self._processes_of(one).add(one, pid)
         if not one.visits:
             one.stderr = stderr  # the stderr of an attached actor is the program's own
         self._living[one.slot] = one
@@ -380,14 +386,14 @@ class Agent:
     def _ended(self, one: _Expected) -> None:
         if self._living.get(one.slot) is one:
             del self._living[one.slot]
-        page, left = _NO_SNAPSHOT, False
+        snapshot, left = _NO_SNAPSHOT, False
         if self._node_agent.has(one.slot, one.incarnation):  # else the slot may be another's
-            page, left = self._node_agent.last_snapshot(one.slot)
+            snapshot, left = self._node_agent.last_snapshot(one.slot)
         self._news.put(
             Ended(
                 one.number,
                 one.wait_status(),
-                page,
+                snapshot,
                 left,
                 tail(one.stderr),
                 one.went_on,
@@ -405,7 +411,7 @@ class Agent:
 
     # Other nodes
 
-    def _line(self, number: int) -> socket.socket:
+    def _connection(self, number: int) -> socket.socket:
         try:
             here, there = descriptors.socket_pair()
         except OSError:
@@ -423,10 +429,10 @@ class Agent:
             raise
         return there
 
-    def _dial_for(self, purpose: int, host: int) -> socket.socket:
+    def _dial_for(self, purpose: int, node: int) -> socket.socket:
         own = replace(self._identity, purpose=purpose)
-        address, window = self._places[host], self._terms.window
-        return dial_host(host, address, self._token, own, window, self._tls)
+        address, window = self._addresses[node], self._terms.window
+        return dial_node(node, address, self._token, own, window, self._tls)
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
         if other.purpose == FOR_FETCHING:
@@ -436,42 +442,42 @@ class Agent:
             self._memories.serve(sock)
             return
         with suppress(OSError):  # it was given up
-            hand_over(sock, self._node_agent.pump, other.host)
+            hand_over(sock, self._node_agent.pump, other.node)
 
-    def _locate(self, host: int, address: tuple[str, int]) -> None:
-        self._places[host] = address
+    def _locate(self, node: int, address: tuple[str, int]) -> None:
+        self._addresses[node] = address
 
-    def _reach(self, host: int, address: tuple[str, int]) -> None:
-        self._locate(host, address)
-        self._redials.prepare(host)
-        first = partial(self._dial, host, _TIME_LIMIT)
-        self._redials.begin(host, first, lambda error: self._news.put(Reached(host, error)))
+    def _reach(self, node: int, address: tuple[str, int]) -> None:
+        self._locate(node, address)
+        self._redials.prepare(node)
+        first = partial(self._dial, node, _TIME_LIMIT)
+        self._redials.begin(node, first, lambda error: self._news.put(Reached(node, error)))
 
-    def _dial(self, host: int, time_limit: float) -> None:
-        address = self._places[host]
-        sock = dial_host(host, address, self._token, self._identity, time_limit, self._tls)
-        hand_over(sock, self._node_agent.pump, host)
+    def _dial(self, node: int, time_limit: float) -> None:
+        address = self._addresses[node]
+        sock = dial_node(node, address, self._token, self._identity, time_limit, self._tls)
+        hand_over(sock, self._node_agent.pump, node)
 
     def _on_notice(self) -> None:
-        for kind, host, reason in self._node_agent.pump.events():
+        for kind, node, reason in self._node_agent.pump.events():
             # Guarded: an error does not keep the next ones from being handled.
-            guarded(partial(self._heed, kind, host, reason))
+            guarded(partial(self._heed, kind, node, reason))
         for header, slot, incarnation in self._node_agent.pump.left():
-            self._news.put(Unclaimed(header, (slot, incarnation)))
+            self._news.put(BorrowsWithdrawn(header, (slot, incarnation)))
         for number in self._node_agent.pump.come():
             self._news.put(Come(number))
 
-    def _heed(self, kind: int, host: int, reason: str) -> None:
+    def _heed(self, kind: int, node: int, reason: str) -> None:
         if kind == _core.HOST_CONNECTED:
-            self._redials.greeted(host)
+            self._redials.connected(node)
         elif kind == _core.HOST_DISCONNECTED:
-            self._redials.broken(host)
+            self._redials.broken(node)
         elif kind == _core.HOST_LOST:
-            self._redials.lost(host)
-            self._fetches.lose(host)
-            if host == _DRIVER:
+            self._redials.lost(node)
+            self._fetches.lose(node)
+            if node == _DRIVER:
                 self._end()
-            self._news.put(LostHost(host, reason))
+            self._news.put(LostNode(node, reason))
 
     def _end(self) -> None:
         """Kill all processes of this node, and the agent: the driver's node is lost, and the session over."""

@@ -22,17 +22,17 @@ from conveyor.cluster.handshake import (
     FOR_FETCHING,
     FOR_READING,
     Identity,
-    dial_host,
+    dial_node,
     hand_over,
     new_token,
 )
 from conveyor.cluster.servers import Memories, SharedFiles, Supply
 from conveyor.cluster.tls import Credentials, Tls
-from conveyor.codec import Reader, claims
+from conveyor.codec import Reader, borrows
 from conveyor.codec.encoded import unpack
-from conveyor.driver.hosts import Home, NodeOrder
+from conveyor.driver.hosts import DriverCallbacks, NodeOrder
 from conveyor.engines.ray import bootstrap
-from conveyor.engines.ray.agent import Agent, News, Ready, Secrets, Sent, Terms, Unclaimed
+from conveyor.engines.ray.agent import Agent, BorrowsWithdrawn, News, Ready, Secrets, Sent, Terms
 from conveyor.engines.ray.bootstrap import BootstrapFile, NodeOfProcess
 from conveyor.exceptions import ActorStartError, ConveyorError, RuntimeStateError
 from conveyor.futures import Future, wait
@@ -40,13 +40,13 @@ from conveyor.graph.telemetry import STACKS, TIME_LIMIT, Look, LookAtAll, Seen, 
 from conveyor.runtime.deadlock_detector import LookAtWaits, WaitsThere
 from conveyor.runtime.events import EventLoop, guarded
 from conveyor.runtime.process import ArenaSize
-from conveyor.runtime.stored_values import KeptAt
+from conveyor.runtime.stored_values import StoreSnapshot
 
 #: Limit of unanswered looks at a node: with so many, another one fails at once.
-_MOST_LOOKS = 4
+_MAX_QUERIES = 4
 
 
-class AgentHost:
+class AgentNode:
     """A remote node, which is reached by its agent. See
     :class:`conveyor.driver.hosts.RemoteNode`."""
 
@@ -56,12 +56,12 @@ class AgentHost:
         name: str,
         agent: Any,
         ready: Ready,
-        lose: Callable[[AgentHost, str], object],
+        lose: Callable[[AgentNode, str], object],
         shared_files: SharedFiles,
         dial_shared_files: Callable[[], socket.socket],
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        """``agent``: Ray's handle. ``lose(host, why)`` gives a node up that cannot do what it has to.
+        """``agent``: Ray's handle. ``lose(node, why)`` gives a node up that cannot do what it has to.
         ``shared_files``: the driver's node's. ``dial_shared_files()`` connects to the shared files of this
         node. ``check()``: see :class:`conveyor.engines.ray.agents.Agents`."""
         self.number, self.name = number, name
@@ -70,7 +70,7 @@ class AgentHost:
         #: Where processes that Ray starts on the node connect.
         self.process_listener = ready.process_listener
         #: Where attached actors of the node connect.
-        self.door = ready.door
+        self.attached_listener = ready.attached_listener
         #: Where the agent runs, which its processes have to share memory with.
         self.locality = ready.locality
         self.agent = agent
@@ -80,11 +80,11 @@ class AgentHost:
         # Reentrant: a signal handler may call the agent while the lock is held.
         self._lock = threading.RLock()
         self._awaited: set[Future[Any]] = set()
-        self._lines = itertools.count(1)
+        self._connection_numbers = itertools.count(1)
         self.carrier = Carrier(
             shared_files, Supply(dial_shared_files, self._out_of_reach), self._carry
         )
-        self._looks = 0
+        self._queries = 0
 
     def send(self, order: NodeOrder) -> Future[Any]:
         """Have the agent carry an order out; return its outcome."""
@@ -98,7 +98,7 @@ class AgentHost:
 
     def carry(self, sock: socket.socket) -> int:
         """See :class:`conveyor.driver.hosts.RemoteNode`, also for the next two methods."""
-        number = next(self._lines)
+        number = next(self._connection_numbers)
         self.carrier.open(number, sock)
         return number
 
@@ -154,25 +154,25 @@ class AgentHost:
         """See :meth:`Agent.look_at_waits`."""
         return self._call(self.agent.look_at_waits, look, group="waits")
 
-    def kept(self) -> Future[list[KeptAt]]:
-        """See :meth:`Agent.kept`."""
-        return self._look(self.agent.kept)
+    def stored(self) -> Future[list[StoreSnapshot]]:
+        """See :meth:`Agent.stored`."""
+        return self._look(self.agent.stored)
 
     def _look(self, method: Any, *look: Look | LookAtAll) -> Future[Any]:
         with self._lock:
-            if self._looks >= _MOST_LOOKS:
+            if self._queries >= _MAX_QUERIES:
                 refused: Future[Any] = Future()
                 text = "its host has not answered the questions before this one"
                 refused.set_exception(RuntimeStateError(text))
                 return refused
-            self._looks += 1
-        future = self._call(method, *look, group="looks")
+            self._queries += 1
+        future = self._call(method, *look, group="queries")
         future.add_done_callback(self._looked)
         return future
 
     def _looked(self, _: Future[Any]) -> None:
         with self._lock:
-            self._looks -= 1
+            self._queries -= 1
 
     def leave(self) -> Future[Any]:
         """Have the agent end. The future is done when it has ended."""
@@ -250,8 +250,8 @@ _log = logging.getLogger("conveyor")
 _LATELY = 10.0
 #: Seconds that an agent has to end in good order.
 _LEAVE_SECONDS = 2.0
-#: Concurrency groups of an agent's methods, with one thread each: looks delay neither orders nor news.
-_GROUPS = {"orders": 1, "news": 1, "looks": 1, "waits": 1}
+#: Concurrency groups of an agent's methods, with one thread each: queries delay neither orders nor news.
+_GROUPS = {"orders": 1, "news": 1, "queries": 1, "waits": 1}
 
 
 class Agents:
@@ -262,14 +262,14 @@ class Agents:
         ray: Any,
         events: EventLoop,
         window: float,
-        on_news: Callable[[AgentHost, News], object],
-        on_loss: Callable[[AgentHost], object],
+        on_news: Callable[[AgentNode, News], object],
+        on_loss: Callable[[AgentNode], object],
         tls: Credentials | None = None,
         check: Callable[[], object] = lambda: None,
         listening: Listening | None = None,
     ) -> None:
-        """``window``: seconds that a node may be without a connection. ``on_news(host, news)`` and
-        ``on_loss(host)`` are called on the thread of ``events``. ``tls``: the credentials that each node
+        """``window``: seconds that a node may be without a connection. ``on_news(node, news)`` and
+        ``on_loss(node)`` are called on the thread of ``events``. ``tls``: the credentials that each node
         shows and accepts. ``check()`` raises if Ray must not be asked for anything any more. ``listening``:
         where all nodes listen, if not at any port of Ray's address."""
         self._check = check
@@ -278,7 +278,7 @@ class Agents:
         self._credentials = tls
         self._tls = None if tls is None else Tls(tls)
         self._on_news, self._on_loss = on_news, on_loss
-        self._home: Home | None = None
+        self._callbacks: DriverCallbacks | None = None
         self._token = new_token()
         self._numbers = itertools.count(1)
         #: Held while an agent starts.
@@ -289,58 +289,58 @@ class Agents:
         self._shared_files = SharedFiles()
         self._memories: Memories | None = None
         self._fetches: Fetches | None = None
-        self._by_node: dict[str, AgentHost] = {}
+        self._by_node: dict[str, AgentNode] = {}
         self._closed = self._refuses = False
         #: Answer of the agent that is starting now.
         self._begun: Future[Ready] = Future()
         #: Held to add a node, and to close: an actor may be started while the session ends.
         self._adding = threading.Lock()
 
-    def start(self, home: Home) -> None:
+    def start(self, callbacks: DriverCallbacks) -> None:
         """Allow agents to be started from now on."""
-        self._home = home
+        self._callbacks = callbacks
 
-    def at(self, node: NodeOfProcess) -> AgentHost:
+    def at(self, process_node: NodeOfProcess) -> AgentNode:
         """Return the agent of that node. Start one if there is none, or it is lost. ``ActorStartError`` if
         the agent cannot be started."""
         with self._starting:
-            host = self._by_node.get(node.node)
-            if host is None or host.lost:
-                self._check_open(node)
-                host = self._start(node)
+            node = self._by_node.get(process_node.node)
+            if node is None or node.lost:
+                self._check_open(process_node)
+                node = self._start(process_node)
                 try:
                     with self._adding:
-                        self._check_open(node)
-                        self._by_node[node.node] = host
+                        self._check_open(process_node)
+                        self._by_node[process_node.node] = node
                 except ActorStartError as error:  # `_by_node` does not have it: end it here
-                    host.forget(str(error))
-                    self._kill(host.agent)
+                    node.forget(str(error))
+                    self._kill(node.agent)
                     raise
-            return host
+            return node
 
-    def _check_open(self, node: NodeOfProcess) -> None:
+    def _check_open(self, process_node: NodeOfProcess) -> None:
         if self._refuses:
             raise ActorStartError(
-                f"the session has ended, and Ray has placed it on node {node.address}"
+                f"the session has ended, and Ray has placed it on node {process_node.address}"
             )
 
-    def _start(self, node: NodeOfProcess) -> AgentHost:
+    def _start(self, process_node: NodeOfProcess) -> AgentNode:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        assert self._home is not None
+        assert self._callbacks is not None
         number, address = next(self._numbers), self._open()
         terms = Terms(
             number,
             bootstrap.version(),
-            self._home.driver,
+            self._callbacks.driver,
             address,
-            self._home.arena,
+            self._callbacks.arena,
             self._window,
-            self._home.process.process_table.session,
+            self._callbacks.process.process_table.session,
             self._listening,
         )
-        name = f"{node.address} ({node.node[:8]})"
-        strategy = NodeAffinitySchedulingStrategy(node.node, soft=False)
+        name = f"{process_node.address} ({process_node.node[:8]})"
+        strategy = NodeAffinitySchedulingStrategy(process_node.node, soft=False)
         made = self._ray.remote(
             num_cpus=0, concurrency_groups=_GROUPS, scheduling_strategy=strategy
         )(Agent)
@@ -348,7 +348,7 @@ class Agents:
         try:
             secrets = Secrets(self._token, self._credentials)
             ref = agent.begin.options(concurrency_group="orders").remote(secrets)
-            ready = self._wait_for(ref, node)
+            ready = self._wait_for(ref, process_node)
         except BaseException as error:
             self._kill(agent)
             if not isinstance(error, Exception):
@@ -360,25 +360,25 @@ class Agents:
             ) from error
         dial_shared_files = partial(self._dial, number, ready.address, FOR_FETCHING)
         at = number, name, agent
-        host = AgentHost(*at, ready, self.lose, self._shared_files, dial_shared_files, self._check)
-        self._hear(host)
-        return host
+        node = AgentNode(*at, ready, self.lose, self._shared_files, dial_shared_files, self._check)
+        self._hear(node)
+        return node
 
     def _dial(self, number: int, address: tuple[str, int], purpose: int) -> socket.socket:
         identity = Identity(0, __version__, purpose=purpose)
-        return dial_host(number, address, self._token, identity, self._window, self._tls)
+        return dial_node(number, address, self._token, identity, self._window, self._tls)
 
     def _dial_memories(self, number: int) -> socket.socket:
-        host = self.by_number(number)
-        if host is None:
+        node = self.by_number(number)
+        if node is None:
             raise ConnectionError("the host is lost")
-        return self._dial(number, host.address, FOR_READING)
+        return self._dial(number, node.address, FOR_READING)
 
-    def _wait_for(self, ref: Any, node: NodeOfProcess) -> Ready:
+    def _wait_for(self, ref: Any, process_node: NodeOfProcess) -> Ready:
         """Return the agent's answer to ``begin``. ``ActorStartError`` if the session ends before."""
         begun: Future[Ready] = Future()
         with self._adding:
-            self._check_open(node)
+            self._check_open(process_node)
             self._begun = begun
 
         def tell(future: Any) -> None:
@@ -394,16 +394,16 @@ class Agents:
 
     def _open(self) -> tuple[str, int]:
         """Accept connections of nodes from now on; return the address."""
-        assert self._home is not None
+        assert self._callbacks is not None
         if self._listener is None:
-            process = self._home.process
+            process = self._callbacks.process
             self._memories = Memories(process.process_table, process.slot)
             self._fetches = Fetches(
-                self._home.host_of,
+                self._callbacks.node_of,
                 self._dial_memories,
                 process.process_table.note_fetched,
                 process.slot,
-                self._home.remote_stored,
+                self._callbacks.remote_stored,
             )
             process.remote_memory, process.serve_memory = self._fetches, self._fetches.serve
             listener = self._listening.begin(
@@ -414,7 +414,7 @@ class Agents:
             )
             try:
                 # Nobody knows the listener's address yet, so the pump is there before the first connection.
-                self._pump = self._home.pump(self._window, listener.address[0])
+                self._pump = self._callbacks.pump(self._window, listener.address[0])
                 self._events.add(self._pump.notice_fd, self._on_notice)
             except BaseException:
                 listener.close()
@@ -426,15 +426,15 @@ class Agents:
     def _gather(self, stacks: bool) -> list[NodeSeen]:
         """Return the status of the processes of all nodes that answer in time."""
         time_limit = STACKS if stacks else TIME_LIMIT
-        requested = [(host, host.look_at_all(LookAtAll(stacks))) for host in self._hosts()]
+        requested = [(node, node.look_at_all(LookAtAll(stacks))) for node in self._nodes()]
         wait([answer for _, answer in requested], time_limit)
-        names = {0: OWN_NODE, **{host.number: f"node {host.name}" for host, _ in requested}}
-        own = {host.number: host.carrier.trouble for host, _ in requested}
+        names = {0: OWN_NODE, **{node.number: f"node {node.name}" for node, _ in requested}}
+        own = {node.number: node.carrier.trouble for node, _ in requested}
         own.update(self._fetches.troubles() if self._fetches is not None else {})
-        seen = [NodeSeen.of(host.name, answer, time_limit, names) for host, answer in requested]
+        seen = [NodeSeen.of(node.name, answer, time_limit, names) for node, answer in requested]
         return [NodeSeen(OWN_NODE, troubles=in_words(own, names)), *seen]
 
-    def _hosts(self) -> list[AgentHost]:
+    def _nodes(self) -> list[AgentNode]:
         return list(self._by_node.values())
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
@@ -447,49 +447,49 @@ class Agents:
             return
         assert self._pump is not None
         with suppress(OSError):  # it was given up
-            hand_over(sock, self._pump, other.host)
+            hand_over(sock, self._pump, other.node)
 
-    def _hear(self, host: AgentHost) -> None:
+    def _hear(self, node: AgentNode) -> None:
         """Ask the node's agent for its next news."""
         try:
             self._check()
-            ref = host.agent.news.options(concurrency_group="news").remote()
+            ref = node.agent.news.options(concurrency_group="news").remote()
         except Exception as error:  # for example, Ray is disconnected
-            self.lose(host, f"its agent cannot be asked for news ({error})")
+            self.lose(node, f"its agent cannot be asked for news ({error})")
             return
         ref.future().add_done_callback(
-            lambda result: self._events.call(partial(self._heard, host, result))
+            lambda result: self._events.call(partial(self._heard, node, result))
         )
 
-    def _heard(self, host: AgentHost, result: Any) -> None:
-        if host.lost or self._closed:
+    def _heard(self, node: AgentNode, result: Any) -> None:
+        if node.lost or self._closed:
             return
         error = result.exception()
         if error is not None:
             ended = f"its agent has ended ({str(error).partition(chr(10))[0]})"
-            self.lose(host, self._silence(ended))
+            self.lose(node, self._silence(ended))
             return
-        self._hear(host)
+        self._hear(node)
         for news in result.result():
             # Guarded: an error does not keep the next ones from being handled.
             if isinstance(news, Sent):
-                guarded(partial(host.carrier.receive, news.node_message))
-            elif isinstance(news, Unclaimed):
+                guarded(partial(node.carrier.receive, news.node_message))
+            elif isinstance(news, BorrowsWithdrawn):
                 guarded(partial(_withdraw, news.header, news.process))
             else:
-                guarded(partial(self._on_news, host, news))
+                guarded(partial(self._on_news, node, news))
 
     def _on_notice(self) -> None:
         assert self._pump is not None
         for kind, number, reason in self._pump.events():
-            host = next((one for one in self._by_node.values() if one.number == number), None)
-            if kind == _core.HOST_LOST and host is not None:
-                self.lose(host, self._silence(reason))
+            node = next((one for one in self._by_node.values() if one.number == number), None)
+            if kind == _core.HOST_LOST and node is not None:
+                self.lose(node, self._silence(reason))
         for header, slot, incarnation in self._pump.left():
             guarded(partial(_withdraw, header, (slot, incarnation)))
         for number in self._pump.come():
-            assert self._home is not None
-            guarded(partial(self._home.come, number))
+            assert self._callbacks is not None
+            guarded(partial(self._callbacks.come, number))
 
     def _silence(self, why: str) -> str:
         """Add to the reason of a node's silence, over TLS, another one that is possible there."""
@@ -517,43 +517,43 @@ class Agents:
             f"{why}"
         )
 
-    def lose(self, host: AgentHost, why: str) -> None:
+    def lose(self, node: AgentNode, why: str) -> None:
         """Give a node up. On any thread."""
-        self._events.call(partial(self._lose, host, why))
+        self._events.call(partial(self._lose, node, why))
 
-    def part(self, host: AgentHost, number: int, why: str) -> None:
+    def part(self, node: AgentNode, number: int, why: str) -> None:
         """Give up one of two nodes without a connection between them, as they cannot be in one graph.
-        ``host`` has reported it of the node ``number``. The one that the driver's node has no connection to
+        ``node`` has reported it of the node ``number``. The one that the driver's node has no connection to
         either is given up, otherwise the later one."""
         other = self.by_number(number)
         if other is None or other.lost:
             return
         assert self._pump is not None
-        mute = [one for one in (host, other) if not self._pump.connected(one.number)]
-        goes = mute[0] if len(mute) == 1 else max(host, other, key=lambda one: one.number)
-        if goes is host:
-            self.lose(host, f"it has no connection to node {other.name}: {why}")
+        mute = [one for one in (node, other) if not self._pump.connected(one.number)]
+        goes = mute[0] if len(mute) == 1 else max(node, other, key=lambda one: one.number)
+        if goes is node:
+            self.lose(node, f"it has no connection to node {other.name}: {why}")
         else:
-            self.lose(other, f"node {host.name} has no connection to it: {why}")
+            self.lose(other, f"node {node.name} has no connection to it: {why}")
 
-    def by_number(self, number: int) -> AgentHost | None:
+    def by_number(self, number: int) -> AgentNode | None:
         """Return the node with that number, or ``None``."""
-        return next((one for one in self._hosts() if one.number == number), None)
+        return next((one for one in self._nodes() if one.number == number), None)
 
-    def _lose(self, host: AgentHost, why: str) -> None:
-        if host.lost or self._closed:
+    def _lose(self, node: AgentNode, why: str) -> None:
+        if node.lost or self._closed:
             return
         why = self._own_part(why)
-        _log.warning("node %s is lost, and the actors there with it: %s", host.name, why)
+        _log.warning("node %s is lost, and the actors there with it: %s", node.name, why)
         assert self._pump is not None
-        assert self._home is not None
-        self._pump.give_up(host.number, why)
-        host.forget(why)  # after `give_up`: whoever waits for the node finds its processes dead
+        assert self._callbacks is not None
+        self._pump.give_up(node.number, why)
+        node.forget(why)  # after `give_up`: whoever waits for the node finds its processes dead
         if self._fetches is not None:
-            self._fetches.lose(host.number)
-        self._home.gone(host.number)
-        self._on_loss(host)
-        self._kill(host.agent)
+            self._fetches.lose(node.number)
+        self._callbacks.gone(node.number)
+        self._on_loss(node)
+        self._kill(node.agent)
 
     def _kill(self, agent: Any) -> None:
         # Ray may be disconnected by now, and its actors with it.
@@ -573,12 +573,12 @@ class Agents:
         self.refuse()
         with self._adding:
             self._closed = True
-            hosts = self._hosts()
-        left = [host.leave() for host in hosts]
+            nodes = self._nodes()
+        left = [node.leave() for node in nodes]
         wait(left, _LEAVE_SECONDS)
-        for host in hosts:
-            host.forget("the session is over")
-            self._kill(host.agent)
+        for node in nodes:
+            node.forget("the session is over")
+            self._kill(node.agent)
         self._shared_files.close()
         if self._fetches is not None and self._memories is not None:
             self._fetches.close()
@@ -592,6 +592,6 @@ class Agents:
 
 
 def _withdraw(header: bytes, process: Reader) -> None:
-    """Withdraw the claims that a frame's header makes for a process, which will never make them good."""
+    """Withdraw the borrows that a frame's header makes for a process, which will never make them good."""
     _, made, _, _ = unpack(header)
-    claims.withdraw(made, (process,))
+    borrows.withdraw(made, (process,))

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from conveyor import descriptors
-from conveyor.driver.hosts import Home, Settle, Spawned, Spawning
+from conveyor.driver.hosts import DriverCallbacks, PrepareRemote, Spawned, Spawning
 from conveyor.engines.ray import ray_actor
 from conveyor.engines.ray.bootstrap import (
     MESSAGE_BYTES,
@@ -37,7 +37,7 @@ from conveyor.engines.ray.bootstrap import (
     read_file,
     write,
 )
-from conveyor.engines.ray.hosts import ENDED, RayHosts, Started
+from conveyor.engines.ray.hosts import ENDED, RayProcessEngine, Started
 from conveyor.engines.ray.processes import AttachedProcesses
 from conveyor.engines.surroundings import surroundings
 from conveyor.exceptions import ActorStartError
@@ -61,8 +61,8 @@ def end_waits(runtime: ActorRuntime) -> None:
     process = runtime.process
     process.ended = True  # before anybody looks again
     error = ending.error()
-    for account in list(runtime.graphs):
-        account.lifecycle.close(error)
+    for graph_info in list(runtime.graphs):
+        graph_info.lifecycle.close(error)
     runtime.end_links()
 
 
@@ -115,15 +115,15 @@ class _AttachedActor(Started, eq=False, kw_only=True):
     attached: Attached
 
 
-class RayHostsWithGuests(RayHosts):
+class RayProcessEngineWithAttached(RayProcessEngine):
     """Engine on Ray that also lets attached actors in."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._attached_processes = AttachedProcesses(self._events)
 
-    def start(self, on_exit: Callable[[int, int], None], home: Home) -> None:
-        super().start(on_exit, home)
+    def start(self, on_exit: Callable[[int, int], None], callbacks: DriverCallbacks) -> None:
+        super().start(on_exit, callbacks)
         self._attached_processes.process_listener.start()
 
     def spawn(
@@ -133,10 +133,10 @@ class RayHostsWithGuests(RayHosts):
         fds: Sequence[int],
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
-        settle: Settle,
+        prepare_remote: PrepareRemote,
     ) -> Spawned | Spawning:
         if options.attached is None:
-            return super().spawn(name, payload, fds, options, on_spawned, settle)
+            return super().spawn(name, payload, fds, options, on_spawned, prepare_remote)
         self._check_connected(name)
         attached_actor = _AttachedActor(
             number=next(self._numbers),
@@ -155,28 +155,30 @@ class RayHostsWithGuests(RayHosts):
                 attached_actor.done.wait()
                 if attached_actor.is_remote is not None and not attached_actor.error:
                     attached_actor.done.clear()
-                    uninterrupted(partial(self._invite_remote, attached_actor, boot_file, settle))
+                    uninterrupted(
+                        partial(self._invite_remote, attached_actor, boot_file, prepare_remote)
+                    )
                     attached_actor.done.wait()
             if attached_actor.error:
                 raise ActorStartError(f"cannot attach Ray's actor {name!r}: {attached_actor.error}")
         except BaseException:
-            self._events.call(partial(self._turn_away, attached_actor))
+            self._events.call(partial(self._abandon, attached_actor))
             raise
-        host = attached_actor.host
+        node = attached_actor.node
         return Spawned(
             attached_actor.key,
             str,
             lambda: None,
             lambda: None,
             lambda: False,
-            "" if host is None else host.name,
+            "" if node is None else node.name,
             lambda: (
                 None
                 if attached_actor.ended is None
-                else (attached_actor.ended.page, attached_actor.ended.left)
+                else (attached_actor.ended.snapshot, attached_actor.ended.left)
             ),
-            lambda: "" if host is None or attached_actor.ended is not None else host.lost,
-            stays=True,
+            lambda: "" if node is None or attached_actor.ended is not None else node.lost,
+            attached=True,
         )
 
     def _invite(
@@ -184,8 +186,8 @@ class RayHostsWithGuests(RayHosts):
     ) -> None:
         with self._starts.asking(f"attach Ray's actor {attached_actor.name!r}"):
             attached_actor.fds += made_for(boot_file, fds)
-            door = self._attached_processes.process_listener
-            key = door.expect(
+            listener = self._attached_processes.process_listener
+            key = listener.expect(
                 attached_actor.number,
                 partial(self._comes, attached_actor),
                 partial(self._refused, attached_actor),
@@ -193,24 +195,31 @@ class RayHostsWithGuests(RayHosts):
             waits = Locality.own()
             self._call_in(
                 attached_actor,
-                Bootstrap(door.address, attached_actor.number, key, {}, waits, node=self._own_node),
+                Bootstrap(
+                    listener.address, attached_actor.number, key, {}, waits, node=self._own_node
+                ),
             )
 
     def _invite_remote(
-        self, attached_actor: _AttachedActor, boot_file: BootstrapFile, settle: Settle
+        self,
+        attached_actor: _AttachedActor,
+        boot_file: BootstrapFile,
+        prepare_remote: PrepareRemote,
     ) -> None:
         """Have the agent of the actor's node let it in."""
         assert attached_actor.is_remote is not None
         with self._starts.asking(f"attach Ray's actor {attached_actor.name!r}"):
-            host = self._agents.at(attached_actor.is_remote)
-            place, payload, segments = settle(host)
-            attached_actor.host, attached_actor.place = host, place
+            node = self._agents.at(attached_actor.is_remote)
+            identity, payload, segments = prepare_remote(node)
+            attached_actor.node, attached_actor.identity = node, identity
             self._remote_nodes[attached_actor.number] = attached_actor
             boot_file = BootstrapFile(boot_file.name, boot_file.around, payload)
-            key = host.expect(attached_actor.number, place[0], boot_file, segments, visits=True)
+            key = node.expect(attached_actor.number, identity[0], boot_file, segments, visits=True)
             self._call_in(
                 attached_actor,
-                Bootstrap(host.door, attached_actor.number, key, {}, host.locality, stay=True),
+                Bootstrap(
+                    node.attached_listener, attached_actor.number, key, {}, node.locality, stay=True
+                ),
             )
 
     def _call_in(self, attached_actor: _AttachedActor, bootstrap: Bootstrap) -> None:
@@ -257,7 +266,7 @@ class RayHostsWithGuests(RayHosts):
         if (
             attached_actor.pid
             or attached_actor.error
-            or (error is None and attached_actor.host is not None)
+            or (error is None and attached_actor.node is not None)
         ):
             return  # on another node: its agent tells the rest
         self._attached_processes.process_listener.forget(attached_actor.number)
@@ -265,10 +274,10 @@ class RayHostsWithGuests(RayHosts):
         if isinstance(said, NodeOfProcess):
             attached_actor.is_remote = said
             attached_actor.done.set()
-        elif attached_actor.host is None:
+        elif attached_actor.node is None:
             attached_actor.refuse(_why(error))
         else:  # news of its arrival may be on their way from the agent still
-            attached_actor.host.disown(attached_actor.number).add_done_callback(
+            attached_actor.node.disown(attached_actor.number).add_done_callback(
                 lambda requested: self._events.call(
                     partial(self._not_come, attached_actor, error, requested)
                 )
@@ -284,24 +293,26 @@ class RayHostsWithGuests(RayHosts):
     def _end_attaching(self, attached_actor: _AttachedActor) -> None:
         """End the start, because the session is over."""
         attached_actor.refuse(ENDED)
-        self._turn_away(attached_actor)
+        self._abandon(attached_actor)
 
-    def _turn_away(self, attached_actor: _AttachedActor) -> None:
+    def _abandon(self, attached_actor: _AttachedActor) -> None:
         """Give the actor up, since its start was broken off."""
         attached_actor.abandoned = True
         self._attached_processes.process_listener.forget(attached_actor.number)
         attached_actor.close_fds()
-        if attached_actor.host is not None and not attached_actor.pid:
+        if attached_actor.node is not None and not attached_actor.pid:
             self._remote_nodes.pop(attached_actor.number, None)
-            attached_actor.host.disown(attached_actor.number)
-            attached_actor.host.kill(*attached_actor.place)  # for the case that it had come already
+            attached_actor.node.disown(attached_actor.number)
+            attached_actor.node.kill(
+                *attached_actor.identity
+            )  # for the case that it had come already
         elif attached_actor.pid:
             self._kill(attached_actor)
 
     # On any thread.
 
     def _kill(self, actor: Started) -> None:
-        if isinstance(actor, _AttachedActor) and actor.host is None:
+        if isinstance(actor, _AttachedActor) and actor.node is None:
             self._attached_processes.tell_to_leave(actor.pid)
         else:
             super()._kill(actor)  # an agent knows which processes are attached actors
@@ -332,7 +343,7 @@ def _why(error: BaseException | None) -> str:
 
 _lock = threading.Lock()
 #: Pid of the driver in whose session this process takes part; 0 while it joins one.
-_host: int | None = None
+_driver_pid: int | None = None
 
 
 class _Instance(Instance):
@@ -366,7 +377,7 @@ class AttachedWorker(Worker):
             code = forked.exit_code(error)
             if self.process.inbox.inherited:
                 forked.leave(error)
-            process_table.leave(slot)
+            process_table.mark_exiting(slot)
             left = True
         except BaseException:
             code = 1
@@ -398,27 +409,27 @@ def join(made: Any, bootstrap: Bootstrap) -> NodeOfProcess | None:
     Raises:
         ActorStartError: the actor cannot take part.
     """
-    global _host
+    global _driver_pid
     with _lock:
-        if _host is not None:
+        if _driver_pid is not None:
             raise ActorStartError(
-                f"its process (pid {os.getpid()}) takes part in a session of process {_host}, which it has "
-                "not left: it can be in one at a time, and leaves one when the method that it runs for it "
-                "has returned"
+                f"its process (pid {os.getpid()}) takes part in a session of process {_driver_pid}, which it "
+                "has not left: it can be in one at a time, and leaves one when the method that it runs for "
+                "it has returned"
             )
         if context.running() is not None:
             raise ActorStartError(
                 f"its process (pid {os.getpid()}) has started a session of its own (conveyor.init())"
             )
-        _host = 0
+        _driver_pid = 0
     connection: socket.socket | None = None
     fds: list[int] = []
     try:
         connection = ray_actor.meet_at(bootstrap)
         if connection is None:
-            _host = None
+            _driver_pid = None
             return ray_actor.where()
-        _host, _ = owner(connection)
+        _driver_pid, _ = owner(connection)
         fds = ray_actor.welcomed(connection)
         threads.start(_take_part, "attached-actor", made, connection, fds)
     except BaseException:
@@ -427,13 +438,13 @@ def join(made: Any, bootstrap: Bootstrap) -> NodeOfProcess | None:
                 _say_farewell(connection, 1)
             connection.close()
         close_all(fds)
-        _host = None
+        _driver_pid = None
         raise
     return None
 
 
 def _take_part(made: Any, connection: socket.socket, fds: list[int]) -> None:
-    global _host
+    global _driver_pid
     boot_fd, driver, *handed = fds
     code, left = 1, False
     try:
@@ -447,7 +458,7 @@ def _take_part(made: Any, connection: socket.socket, fds: list[int]) -> None:
         os.close(driver)
         with connection:  # closed before this process may join another session
             _say_farewell(connection, code)
-        _host = None
+        _driver_pid = None
         if left:
             _end_as_on_ray()
 

@@ -17,7 +17,7 @@ from conveyor.cluster.tls import credentials
 from conveyor.driver.driver import Driver
 from conveyor.engines.options import session_options
 from conveyor.engines.program_end import ProgramEnd
-from conveyor.engines.ray.attached import RayHostsWithGuests
+from conveyor.engines.ray.attached import RayProcessEngineWithAttached
 from conveyor.exceptions import RuntimeStateError
 from conveyor.later import import_later
 from conveyor.runtime import context
@@ -27,7 +27,7 @@ from conveyor.runtime.context import Cluster
 _CONNECT_SECONDS = 10.0
 #: First bytes of an HTTP/2 client: its preface, and settings that change nothing. A server sends its own
 #: settings first. A frame's header has its type behind the length.
-_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FRAME_HEADER, _SETTINGS_FRAME = 9, 4
 #: Prefix of the environment variables that actors read, and that Ray does not pass on.
 _SETTINGS = "CONVEYOR_"
@@ -75,7 +75,7 @@ def start(
     try:
         listens.own_address(ray.util.get_node_ip_address())
         own_node = ray.get_runtime_context().get_node_id() if shared_memory == "node" else ""
-        hosts = RayHostsWithGuests(
+        engine = RayProcessEngineWithAttached(
             ray,
             {**environ, **options.env_vars},
             disconnect,
@@ -84,7 +84,7 @@ def start(
             shows,
             listens,
         )
-        driver = Driver(hosts, options.arena, options.grace)
+        driver = Driver(engine, options.arena, options.grace)
         context.place_on(Cluster(ray))
     except BaseException:
         disconnect()
@@ -190,7 +190,7 @@ def _check_reachable(address: str) -> None:
 def _check_answers(requested: socket.socket, end: float) -> None:
     """Raise ``OSError`` unless the other side speaks HTTP/2 by the deadline ``end``, as Ray's head does. Not
     for heads that use Ray's TLS."""
-    requested.sendall(_HTTP2_GREETING)
+    requested.sendall(_HTTP2_PREFACE)
     said = b""
     while len(said) < _FRAME_HEADER:
         requested.settimeout(max(end - _core.monotonic(), 0.001))

@@ -18,9 +18,9 @@ from msgspec import field
 from conveyor.cluster.addresses import Listening
 from conveyor.cluster.tls import Credentials
 from conveyor.codec import Reader
-from conveyor.driver.hosts import Home, Settle, Spawned, Spawning
-from conveyor.engines.ray.agent import Arrived, Come, Ended, LostHost, News, ProcessRequest, Reached
-from conveyor.engines.ray.agents import AgentHost, Agents
+from conveyor.driver.hosts import DriverCallbacks, PrepareRemote, Spawned, Spawning
+from conveyor.engines.ray.agent import Arrived, Come, Ended, LostNode, News, ProcessRequest, Reached
+from conveyor.engines.ray.agents import AgentNode, Agents
 from conveyor.engines.ray.bootstrap import (
     Bootstrap,
     BootstrapFile,
@@ -118,8 +118,9 @@ class Starts:
 class Started(Resident, eq=False, kw_only=True):
     """A process that Ray is asked for, from the request to its end.
 
-    The thread that asks Ray sets ``fds``, ``handle``, ``ran``, ``host`` and ``place``, and clears ``done``.
-    The rest changes on the event loop's thread, apart from the fields that :class:`Resident` excepts.
+    The thread that asks Ray sets ``fds``, ``handle``, ``ran``, ``node`` and ``identity``, and clears
+    ``done``. The rest changes on the event loop's thread, apart from the fields that :class:`Resident`
+    excepts.
     """
 
     number: int
@@ -138,8 +139,8 @@ class Started(Resident, eq=False, kw_only=True):
     died_early: bool = False
     #: Its node, if not the driver's; which process it is there, and how it has ended.
     is_remote: NodeOfProcess | None = None
-    host: AgentHost | None = None
-    place: Reader = (0, 0)
+    node: AgentNode | None = None
+    identity: Reader = (0, 0)
     ended: Ended | None = None
 
     def refuse(self, why: str) -> None:
@@ -152,11 +153,11 @@ class Started(Resident, eq=False, kw_only=True):
     @property
     def key(self) -> int:
         """Number of the process in the session: its pid, with the node's number above it on another node."""
-        return self.pid if self.host is None else self.host.number << 32 | self.pid
+        return self.pid if self.node is None else self.node.number << 32 | self.pid
 
     def last_lines(self) -> str:
         """Return the last lines that the process has written to stderr."""
-        if self.host is None:
+        if self.node is None:
             return tail(self.stderr)
         return "" if self.ended is None else self.ended.tail
 
@@ -172,12 +173,12 @@ def said(error: BaseException | None) -> str:
 #: Seconds after which a warning says why an actor is not started yet.
 _SAID_AFTER = 10.0
 #: Limit of attempts to start an actor: Ray places actors on a dead node until it notices the death.
-_ATTEMPTS = 3
+_MAX_TRIES = 3
 #: Timeouts at the session's end, in seconds: for killed processes to end, and for agents to tell that.
-_CLOSE_TIMEOUT, _TOLD_WITHIN = 10.0, 2.0
+_CLOSE_TIMEOUT, _REPORT_TIMEOUT = 10.0, 2.0
 
 
-class RayHosts:
+class RayProcessEngine:
     """The engine: starts and ends processes for the driver, by Ray."""
 
     places = True
@@ -207,7 +208,7 @@ class RayHosts:
         self._agents = Agents(
             ray, self._events, window, *heard, tls, self._connected.check, listening
         )
-        self._home: Home | None = None
+        self._callbacks: DriverCallbacks | None = None
         self._starts = Starts()
         self._numbers = itertools.count(1)
         self._classes: dict[str, Any] = {}
@@ -218,10 +219,10 @@ class RayHosts:
         self._all_gone = threading.Condition(self._ends)
         self._on_exit: Callable[[int, int], None] = lambda pid, status: None
 
-    def start(self, on_exit: Callable[[int, int], None], home: Home) -> None:
-        self._on_exit, self._home = on_exit, home
+    def start(self, on_exit: Callable[[int, int], None], callbacks: DriverCallbacks) -> None:
+        self._on_exit, self._callbacks = on_exit, callbacks
         self._process_listener.start()
-        self._agents.start(home)
+        self._agents.start(callbacks)
 
     def on_thread(self) -> bool:
         return self._events.on_thread()
@@ -233,25 +234,27 @@ class RayHosts:
         fds: Sequence[int],
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
-        settle: Settle,
+        prepare_remote: PrepareRemote,
     ) -> Spawned | Spawning:
         self._check_connected(name)
         requested = ray_options(options)
         environ = {k: v for k, v in self._environ.items() if k not in options.env_vars}
         boot_file = BootstrapFile(name, surroundings(), payload)
-        return _Wish(self, name, requested, boot_file, tuple(fds), environ, on_spawned, settle)
+        return _Wish(
+            self, name, requested, boot_file, tuple(fds), environ, on_spawned, prepare_remote
+        )
 
     def _spawned(self, actor: Started) -> Spawned:
-        host = actor.host
+        node = actor.node
         return Spawned(
             actor.key,
             actor.last_lines,
             lambda: None,
             lambda: self.end_headless(actor.key),
             lambda: actor.went_on,
-            "" if host is None else host.name,
-            lambda: None if actor.ended is None else (actor.ended.page, actor.ended.left),
-            lambda: "" if host is None or actor.ended is not None else host.lost,
+            "" if node is None else node.name,
+            lambda: None if actor.ended is None else (actor.ended.snapshot, actor.ended.left),
+            lambda: "" if node is None or actor.ended is not None else node.lost,
         )
 
     def _check_connected(self, name: str) -> None:
@@ -287,16 +290,16 @@ class RayHosts:
         boot_file = wish.boot_file
         assert actor.is_remote is not None
         with self._starts.asking(f"start actor {actor.name!r}"):
-            host = self._agents.at(actor.is_remote)
-            place, payload, segments = wish.settle(host)
-            actor.host, actor.place = host, place
+            node = self._agents.at(actor.is_remote)
+            identity, payload, segments = wish.prepare_remote(node)
+            actor.node, actor.identity = node, identity
             self._remote_nodes[actor.number] = actor
             try:
                 boot_file = BootstrapFile(boot_file.name, boot_file.around, payload)
-                key = host.expect(actor.number, place[0], boot_file, segments)
+                key = node.expect(actor.number, identity[0], boot_file, segments)
             except Exception as error:
                 raise ActorStartError(f"cannot start actor {actor.name!r}: {error}") from error
-            at = host.process_listener, actor.number, key, wish.environ, host.locality
+            at = node.process_listener, actor.number, key, wish.environ, node.locality
             self._run(actor, Bootstrap(*at, stay=True))
 
     def _class(self, name: str) -> Any:
@@ -349,9 +352,9 @@ class RayHosts:
         if actor.pid:
             self._kill(actor)
         elif actor.handle is not None:
-            if actor.host is not None:
+            if actor.node is not None:
                 self._remote_nodes.pop(actor.number, None)
-                actor.host.disown(actor.number)
+                actor.node.disown(actor.number)
             self._kill_by_ray(actor)
 
     def _end_start(self, actor: Started, why: str = ENDED) -> None:
@@ -377,11 +380,11 @@ class RayHosts:
             actor.is_remote = where
             actor.done.set()
             return
-        if actor.host is None:
+        if actor.node is None:
             self._never_came(actor, error)
             return
         # News of its arrival may be on their way from the agent still.
-        actor.host.disown(actor.number).add_done_callback(
+        actor.node.disown(actor.number).add_done_callback(
             lambda requested: self._events.call(partial(self._disowned, actor, error, requested))
         )
 
@@ -406,22 +409,22 @@ class RayHosts:
         with self._ends:
             self._all_gone.notify_all()
 
-    def _on_news(self, host: AgentHost, news: News) -> None:
+    def _on_news(self, node: AgentNode, news: News) -> None:
         """Handle a message of an agent."""
-        assert self._home is not None
+        assert self._callbacks is not None
         if isinstance(news, ProcessRequest):
-            self._home.heard(*news.process, news.data)
+            self._callbacks.heard(*news.process, news.data)
         elif isinstance(news, Come):
-            self._home.come(news.number)
+            self._callbacks.come(news.number)
         elif isinstance(news, Reached):
-            self._home.reached(host.number, news.number, news.error)
-        elif isinstance(news, LostHost):
-            self._agents.part(host, news.number, news.reason)
+            self._callbacks.reached(node.number, news.number, news.error)
+        elif isinstance(news, LostNode):
+            self._agents.part(node, news.number, news.reason)
         elif isinstance(news, Arrived):
-            self._come_from_remote(host, news)
+            self._come_from_remote(node, news)
         else:
             ended = partial(self._ended_remotely, news)
-            self._home.when_come(host.number, news.due, ended, ended)
+            self._callbacks.when_come(node.number, news.due, ended, ended)
 
     def _ended_remotely(self, news: Ended) -> None:
         actor = self._remote_nodes.pop(news.number, None)
@@ -429,7 +432,7 @@ class RayHosts:
             actor.over, actor.ended, actor.went_on = True, news, news.went_on
             self._report(actor)
 
-    def _come_from_remote(self, host: AgentHost, news: Arrived) -> None:
+    def _come_from_remote(self, node: AgentNode, news: Arrived) -> None:
         actor = self._remote_nodes.get(news.number)
         if news.refused:
             self._remote_nodes.pop(news.number, None)
@@ -442,22 +445,22 @@ class RayHosts:
             self._living[actor.key] = actor
             self._sent(actor)
 
-    def _on_loss(self, host: AgentHost) -> None:
+    def _on_loss(self, node: AgentNode) -> None:
         """Report the ends of all actors of a lost node, and refuse those that had not come there yet."""
         for number, actor in list(self._remote_nodes.items()):
-            if actor.host is host:
+            if actor.node is node:
                 del self._remote_nodes[number]
                 actor.over = True
                 if actor.pid:
                     self._report(actor)
                 else:
-                    actor.refuse(f"node {host.name} was lost: {host.lost}")
+                    actor.refuse(f"node {node.name} was lost: {node.lost}")
 
     # On any thread.
 
     def _kill(self, actor: Started) -> None:
-        if actor.host is not None:
-            actor.host.kill(*actor.place)
+        if actor.node is not None:
+            actor.node.kill(*actor.identity)
         else:
             self._processes.signal(actor, signal.SIGKILL)
 
@@ -468,7 +471,7 @@ class RayHosts:
 
     def end_headless(self, pid: int) -> None:
         actor = self._living.get(pid)
-        if actor is not None and actor.host is None:  # otherwise its own node does so
+        if actor is not None and actor.node is None:  # otherwise its own node does so
             self._processes.end_headless(actor)
 
     def watch(self, fd: int, callback: Callable[[], object]) -> None:
@@ -486,10 +489,10 @@ class RayHosts:
         for actor in list(self._living.values()):
             self._kill(actor)
         with self._ends:
-            if not self._all_gone.wait_for(lambda: not self._far(), _TOLD_WITHIN):
-                for host in self._far():
+            if not self._all_gone.wait_for(lambda: not self._hosts_in_use(), _REPORT_TIMEOUT):
+                for node in self._hosts_in_use():
                     # Do not wait until the node is lost by its silence. It will find the driver's node lost.
-                    self._agents.lose(host, "it does not end its actors, as the session does")
+                    self._agents.lose(node, "it does not end its actors, as the session does")
             if not self._all_gone.wait_for(lambda: not self._living, _CLOSE_TIMEOUT):
                 left = ", ".join([actor.name for actor in self._living.values()])
                 _log.warning("not ended %g s after they were killed: %s", _CLOSE_TIMEOUT, left)
@@ -498,9 +501,9 @@ class RayHosts:
         self._events.close()
         self._disconnect()
 
-    def _far(self) -> set[AgentHost]:
+    def _hosts_in_use(self) -> set[AgentNode]:
         """Return the remote nodes that have processes of the session."""
-        return {actor.host for actor in list(self._living.values()) if actor.host is not None}
+        return {actor.node for actor in list(self._living.values()) if actor.node is not None}
 
 
 class _Wish:
@@ -509,51 +512,51 @@ class _Wish:
 
     def __init__(
         self,
-        hosts: RayHosts,
+        engine: RayProcessEngine,
         name: str,
         requested: Mapping[str, Any],
         boot_file: BootstrapFile,
         fds: tuple[int, ...],
         environ: dict[str, str],
         on_spawned: Callable[[int], object],
-        settle: Settle,
+        prepare_remote: PrepareRemote,
     ) -> None:
-        self._hosts, self._name, self._on_spawned = hosts, name, on_spawned
+        self._engine, self._name, self._on_spawned = engine, name, on_spawned
         self.requested, self.boot_file, self.fds, self.environ = requested, boot_file, fds, environ
-        self.settle = settle
+        self.prepare_remote = prepare_remote
         self.actor: Started | None = None
         #: Why nobody wants the process any more, or an empty string.
         self._abandoned = ""
 
     def ask(self) -> bool:
         """Ask Ray for an actor, which replaces the last one if that has not come."""
-        hosts = self._hosts
-        number = next(hosts._numbers)
+        engine = self._engine
+        number = next(engine._numbers)
         self.actor = Started(
             number=number, name=self._name, requested=self.requested, on_spawned=self._on_spawned
         )
-        uninterrupted(partial(hosts._ask, self, self.actor))
+        uninterrupted(partial(engine._ask, self, self.actor))
         return False
 
     def wait(self) -> Spawned:
         """Return the process when it is there, as for ``Spawning``. If the Ray actor died before it came, try
         again: its node may have died, and nothing of the user's has run in the actor."""
-        left = _ATTEMPTS
+        left = _MAX_TRIES
         while True:
             actor, left = self.actor, left - 1
             assert actor is not None
-            with self._hosts._starts.waiting(actor.number):
+            with self._engine._starts.waiting(actor.number):
                 if self._comes(actor, last=not left):
-                    return self._hosts._spawned(actor)
+                    return self._engine._spawned(actor)
             self.ask()
 
     def _comes(self, actor: Started, last: bool) -> bool:
-        hosts = self._hosts
-        hosts._wait_for(actor)
+        engine = self._engine
+        engine._wait_for(actor)
         if actor.is_remote is not None and not actor.error:
             actor.done.clear()
-            uninterrupted(partial(hosts._ask_remote, self, actor))
-            hosts._wait_for(actor)
+            uninterrupted(partial(engine._ask_remote, self, actor))
+            engine._wait_for(actor)
             last = True  # its slot is in the process table of that node
         if actor.error and (last or self._abandoned or not actor.died_early):
             raise ActorStartError(f"cannot start actor {self._name!r}: {actor.error}")
@@ -563,9 +566,9 @@ class _Wish:
         """Stop asking for the process, as for ``Spawning``."""
         self._abandoned = f"it {why}"
         if self.actor is not None:
-            hosts = self._hosts
-            hosts._starts.over(self.actor.number)
-            hosts._events.call(partial(hosts._end_start, self.actor, self._abandoned))
+            engine = self._engine
+            engine._starts.over(self.actor.number)
+            engine._events.call(partial(engine._end_start, self.actor, self._abandoned))
 
 
 # Requirements of an actor of ours on Ray: resources, a place, an environment.

@@ -28,7 +28,7 @@ from msgspec import Struct, field
 
 from conveyor import descriptors
 from conveyor.driver.hosts import UNKNOWN_END
-from conveyor.engines.headless import SETTLED, goes_on
+from conveyor.engines.headless import EXIT_DELAY, goes_on
 from conveyor.engines.ray.bootstrap import (
     MESSAGE_BYTES,
     Farewell,
@@ -192,9 +192,11 @@ class ProcessListener:
         if said is None:  # it has ended, which Ray tells
             self._drop(fd)
             return
-        self._greet(fd, connection, said, expected)
+        self._handshake(fd, connection, said, expected)
 
-    def _greet(self, fd: int, connection: socket.socket, said: Here, expected: Expected) -> None:
+    def _handshake(
+        self, fd: int, connection: socket.socket, said: Here, expected: Expected
+    ) -> None:
         pid, _ = owner(connection)
         why = ""
         fds: Sequence[int] = ()
@@ -305,8 +307,8 @@ class Resident(Struct, eq=False):
             return self.status
         if self.killed:
             return int(signal.SIGKILL)
-        told = _EXIT_CODE.search(self.word or "")
-        return UNKNOWN_END if told is None else (int(told.group(1)) & 0xFF) << 8
+        found = _EXIT_CODE.search(self.word or "")
+        return UNKNOWN_END if found is None else (int(found.group(1)) & 0xFF) << 8
 
 
 class Processes:
@@ -353,7 +355,7 @@ class Processes:
             try:
                 poll = select.poll()
                 poll.register(pidfd, select.POLLIN)
-                poll.poll(SETTLED * 1000)
+                poll.poll(EXIT_DELAY * 1000)
             finally:
                 os.close(pidfd)
             goes = goes_on(one.pid) is not False

@@ -184,13 +184,13 @@ def _widths(
     sizes: Sequence[tuple[float, float]], links: Sequence[Link], port: float
 ) -> list[float]:
     """Make the boxes wide enough for the arrows at either side."""
-    leaving, coming = [0] * len(sizes), [0] * len(sizes)
+    outgoing, coming = [0] * len(sizes), [0] * len(sizes)
     for link in links:
-        leaving[link.source] += 1
+        outgoing[link.source] += 1
         coming[link.target] += 1
     return [
         max(width, (max(out, into) + 1) * port)
-        for (width, _), out, into in zip(sizes, leaving, coming, strict=True)
+        for (width, _), out, into in zip(sizes, outgoing, coming, strict=True)
     ]
 
 
@@ -301,7 +301,7 @@ def _straighten(
                 mean = sums / sum(pulls) if near else cells[cell].middle
                 wanted.append(mean - cells[cell].width / 2)
                 weights.append(1.0 if cells[cell].real else 4.0)
-            centres = _apart(wanted, weights, [cells[cell].width + spacing for cell in layer])
+            centres = _spread(wanted, weights, [cells[cell].width + spacing for cell in layer])
             for cell, x in zip(layer, centres, strict=True):
                 cells[cell].x = x
 
@@ -330,7 +330,7 @@ def _snap(
                 cell.x = x
 
 
-def _apart(wanted: list[float], weights: list[float], steps: list[float]) -> list[float]:
+def _spread(wanted: list[float], weights: list[float], steps: list[float]) -> list[float]:
     """Find the positions nearest to ``wanted`` (least squares) that are at least ``steps`` apart.
 
     Less the steps before it, every position must be no lower than the one before: neighbours that

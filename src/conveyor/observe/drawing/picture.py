@@ -338,14 +338,14 @@ def _label(lines: Sequence[str], course: Course) -> list[Shape]:
     return shapes
 
 
-def _legend(plan: Plan, room: float) -> _Part:
-    """Draw the actors with their colours, and what the lines mean; rows are as wide as ``room``."""
+def _legend(plan: Plan, max_width: float) -> _Part:
+    """Draw the actors with their colours, and what the lines mean; rows are as wide as ``max_width``."""
     shapes: list[Shape] = []
     x, y, row, right = 0.0, 0.0, 22.0, 0.0
 
     def place(width: float) -> tuple[float, float]:
         nonlocal x, y, right
-        if x > 0 and x + width > room:
+        if x > 0 and x + width > max_width:
             x, y = 0.0, y + row
         at = x, y
         right = max(right, x + width)

@@ -54,13 +54,13 @@ class Part(NamedTuple):
 
     number: of their staging buffer, which ``memory`` opens.
     filled: the handle of the event.
-    places: the indices of these tensors in the transfer.
+    positions: the indices of these tensors in the transfer.
     """
 
     number: int
     memory: bytes
     filled: bytes
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
 
 
 class Taken(NamedTuple):
@@ -194,11 +194,11 @@ class Reader(DeviceIpcEndpoint):
         self._requested: deque[_Requested] = deque()
         #: By transfer, the bytes that have come through host memory.
         self._come: dict[int, ByHost] = {}
-        self._told = False
+        self._warned = False
         #: Events of the last copies. Events that have happened are removed when ``_not_yet`` looks.
         self._copies: deque[Event] = deque()
-        #: Events that the thread waits for (``_awaited``), once ``_looks`` is set.
-        self._looks = Flag()
+        #: Events that the thread waits for (``_awaited``), once ``_wake`` is set.
+        self._wake = Flag()
         self._awaited: list[Event] = []
         self._has_thread = False
 
@@ -228,8 +228,8 @@ class Reader(DeviceIpcEndpoint):
         self, transfer: int, specs: Sequence[TensorSpec], parts: Sequence[Part], why: Exception
     ) -> None:
         """Ask for a transfer through host memory, and log a warning the first time."""
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             _log.warning(
                 "%s: tensors of %s's %r device come to %s by way of the host's memory, since it cannot open "
                 "that device's: %s",
@@ -239,15 +239,15 @@ class Reader(DeviceIpcEndpoint):
                 self._wire.members[self._wire.rank],
                 why,
             )
-        sizes = [Layout.of([specs[place] for place in part.places]).size for part in parts]
+        sizes = [Layout.of([specs[position] for position in part.positions]).size for part in parts]
         self._wire.send(Refused(transfer, tuple(sizes)))
 
     def drop(self, transfer: int) -> None:
         """Forget a transfer. Its turn comes as before; then the writer is told that the transfer was
         taken."""
-        for place, requested in enumerate(self._requested):
+        for position, requested in enumerate(self._requested):
             if requested.transfer == transfer:
-                self._requested[place] = requested._replace(opened=[], refused=())
+                self._requested[position] = requested._replace(opened=[], refused=())
         self._come.pop(transfer, None)
         self._go_on()
 
@@ -259,7 +259,7 @@ class Reader(DeviceIpcEndpoint):
     def abort(self, reason: BaseException) -> None:
         """Fail all transfers that are not enqueued yet, and end the thread."""
         super().abort(reason)
-        self._looks.set()
+        self._wake.set()
         for requested in self._requested:
             with suppress(InvalidStateError):
                 requested.future.set_exception(reason)
@@ -310,7 +310,7 @@ class Reader(DeviceIpcEndpoint):
                 if not self._has_thread:
                     self._wire.start_thread(self._look, "device-ipc-looks")
                     self._has_thread = True
-                self._looks.set()
+                self._wake.set()
                 return
             self._take(self._requested.popleft())
 
@@ -326,8 +326,8 @@ class Reader(DeviceIpcEndpoint):
     def _look(self) -> None:
         """Have :meth:`progress` called when the awaited events have happened. Runs as a thread."""
         while True:
-            self._looks.wait()
-            self._looks.clear()
+            self._wake.wait()
+            self._wake.clear()
             wait_until(lambda: all(map(happened, self._awaited)), self._ends.wait)
             if self._ends.is_set():
                 return
@@ -369,10 +369,10 @@ class Reader(DeviceIpcEndpoint):
             if come.error is not None:
                 raise ConnectionError(f"{self._wire.members[0]} could not copy it: {come.error}")
             for part, memory in zip(requested.refused, come.memory, strict=True):
-                layout = Layout.of([requested.specs[place] for place in part.places])
+                layout = Layout.of([requested.specs[position] for position in part.positions])
                 there = memory if self._why_none else moved_to(memory, self._device, None)
-                for place, tensor in zip(part.places, layout.open(there), strict=True):
-                    made[place] = tensor
+                for position, tensor in zip(part.positions, layout.open(there), strict=True):
+                    made[position] = tensor
         except Exception as error:
             failed = error
         self._tell_taken(requested.transfer, ())
@@ -393,12 +393,12 @@ class Reader(DeviceIpcEndpoint):
         targets = []
         with self._enqueuing_on(stream):
             for part, (memory, _, _) in opened:
-                layout = Layout.of([specs[place] for place in part.places])
+                layout = Layout.of([specs[position] for position in part.positions])
                 target = device.empty(layout.size, index)
                 device.copy(target, memory[: layout.size])
                 targets.append(target)
-                for place, tensor in zip(part.places, layout.open(target), strict=True):
-                    made[place] = tensor
+                for position, tensor in zip(part.positions, layout.open(target), strict=True):
+                    made[position] = tensor
         copied = stream.record() if self._wire.overlap else None
 
         def join() -> None:
@@ -466,9 +466,9 @@ class Writer(DeviceIpcEndpoint):
         been recorded; a transfer that is withdrawn was copied for nothing."""
         if self._over is not None:
             raise self._over
-        places: dict[int, list[int]] = {}
-        for place, tensor in enumerate(tensors):
-            places.setdefault(tensor.device.index or 0, []).append(place)
+        by_device: dict[int, list[int]] = {}
+        for position, tensor in enumerate(tensors):
+            by_device.setdefault(tensor.device.index or 0, []).append(position)
         staging_buffers: list[_StagingBuffer] = []
         parts: list[Part] = []
 
@@ -477,17 +477,17 @@ class Writer(DeviceIpcEndpoint):
                 self._staging_buffers.give_back(staging_buffer)
 
         try:
-            for index, mine in places.items():
+            for index, mine in by_device.items():
                 staging_buffer = self._fill(
-                    index, [tensors[place] for place in mine], staging_buffers
+                    index, [tensors[position] for position in mine], staging_buffers
                 )
-                told = (
+                args = (
                     staging_buffer.number,
                     staging_buffer.memory_handle,
                     staging_buffer.filled_handle,
                     tuple(mine),
                 )
-                parts.append(Part(*told))
+                parts.append(Part(*args))
         except BaseException:
             withdraw()
             raise
@@ -553,7 +553,7 @@ class Writer(DeviceIpcEndpoint):
             if self._wire.overlap:
                 stream.wait_stream(program)
             layout.fill(staging_buffer.memory, tensors)
-        if staging_buffer.home != stream:
+        if staging_buffer.stream != stream:
             device.keep(staging_buffer.memory, stream)
         staging_buffer.filled.record(stream)
         if self._wire.overlap:
@@ -691,14 +691,14 @@ class _StagingBuffer:
     """Staging buffer: memory of the device that holds one transfer at a time.
 
     number: the number by which readers know it.
-    memory: a tensor of bytes, made for the stream ``home``.
+    memory: a tensor of bytes, made for ``stream``.
     memory_handle: the handle by which readers open the memory.
     filled: happens when the tensors are in it; readers open this event by ``filled_handle``.
     """
 
     number: int
     memory: Any
-    home: Stream
+    stream: Stream
     memory_handle: bytes
     filled: Event
     filled_handle: bytes
@@ -711,7 +711,7 @@ class _StagingBuffer:
         """Note the event that happens when the process ``reader`` has read this buffer. ``handle`` opens
         it."""
         if handle not in self.opened:
-            self.opened[handle] = device.open_event(handle, self.home.index)
+            self.opened[handle] = device.open_event(handle, self.stream.index)
         self.reads.setdefault(reader, []).append(self.opened[handle])
 
     def is_read(self) -> bool:
@@ -748,7 +748,9 @@ class _StagingBuffers:
     def give_back(self, staging_buffer: _StagingBuffer) -> None:
         """Take back a buffer, once all readers have named the events of their reads."""
         self._free.append(staging_buffer)
-        of_its_device = [one for one in self._free if one.home.index == staging_buffer.home.index]
+        of_its_device = [
+            one for one in self._free if one.stream.index == staging_buffer.stream.index
+        ]
         self._let_go([one for one in of_its_device if one.is_read()][:-_SPARE])
 
     def gone(self) -> list[int]:
@@ -770,7 +772,7 @@ class _StagingBuffers:
 
     def _fitting(self, size: int, stream: Stream) -> _StagingBuffer | None:
         for staging_buffer in reversed(self._free):
-            here = staging_buffer.home.index == stream.index
+            here = staging_buffer.stream.index == stream.index
             if here and fits(staging_buffer.memory.numel(), size) and staging_buffer.is_read():
                 self._free.remove(staging_buffer)
                 return staging_buffer
@@ -798,7 +800,7 @@ class _StagingBuffers:
 
     def _spare_gives_way(self, index: int) -> bool:
         """Release all unused buffers on that device. Returns whether there were any."""
-        spare = [one for one in self._free if one.home.index == index and one.is_read()]
+        spare = [one for one in self._free if one.stream.index == index and one.is_read()]
         self._let_go(spare)
         return bool(spare)
 

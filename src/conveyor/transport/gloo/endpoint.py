@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from conveyor.futures import Future
 from conveyor.transport.base import Endpoint, Sending, TensorSpec, Wire
-from conveyor.transport.gloo.pairs import Pair, Rendezvous, Way, way_to
+from conveyor.transport.gloo.pairs import Pair, PairAddresses, Rendezvous, addresses_to
 from conveyor.transport.packing import Layout
 from conveyor.transport.pool import Pool
 from conveyor.transport.transfers import PendingTransfers
@@ -62,8 +62,8 @@ class Connection:
         generation: int,
         theirs: Mapping[str, bytes] | None = None,
         *,
-        way: Way,
-        make_pair: Callable[[Rendezvous, Way], Mover],
+        pair_addresses: PairAddresses,
+        make_pair: Callable[[Rendezvous, PairAddresses], Mover],
         thread: str,
     ) -> None:
         """Get ready for the end whose rank is ``other``. The reader is given what the writer has told.
@@ -74,10 +74,10 @@ class Connection:
         self.generation = generation
         self._other = wire.members[other]
         self._writes = wire.rank == 0
-        self._way = way
+        self._pair_addresses = pair_addresses
         self._notify = wire.notify
         self._grace = wire.known_dead_within
-        listens = way.rank == 0
+        listens = pair_addresses.rank == 0
         # A reader's end tells its addresses later: only a writer's waits for them while it is opened.
         self._rendezvous = Rendezvous(
             self._tell_where if listens and not self._writes else lambda: None
@@ -161,10 +161,10 @@ class Connection:
         """Connect, and move buffers until the link ends or fails. Runs as a thread."""
         pair = None
         try:
-            pair = self._make_pair(self._rendezvous, self._way)
+            pair = self._make_pair(self._rendezvous, self._pair_addresses)
             with self._lock:
                 self._pair = pair
-            if self._way.rank == 1:
+            if self._pair_addresses.rank == 1:
                 self._tell_where()
             while (buffer := self._next()) is not None:
                 if self._writes:
@@ -280,7 +280,7 @@ class GlooEndpoint(Endpoint):
         return Sending(lambda: self._begin(layout, tensors, transfer))
 
     def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
-        """Ask for a transfer. Its tensors come in memory made by :meth:`room`."""
+        """Ask for a transfer. Its tensors come in memory made by :meth:`allocate`."""
         requested = self._requested.ask(specs, transfer)
         if not requested.done():
             self.progress()
@@ -325,7 +325,7 @@ class GlooEndpoint(Endpoint):
         layout.fill(staged, tensors)
         return staged
 
-    def room(self, size: int) -> Any:
+    def allocate(self, size: int) -> Any:
         """Make a buffer that a link fills."""
         return self._pool.take(size)
 
@@ -346,20 +346,26 @@ class GlooEndpoint(Endpoint):
         else:
             future.set_result(tensors)
 
-    def make_pair(self, rendezvous: Rendezvous, way: Way) -> Mover:
+    def make_pair(self, rendezvous: Rendezvous, pair_addresses: PairAddresses) -> Mover:
         """Make the object that moves bytes for one end of a link. The link's thread calls this."""
-        return Pair(rendezvous, way)
+        return Pair(rendezvous, pair_addresses)
 
-    def way_to(self, other: int) -> Way:
+    def addresses_to(self, other: int) -> PairAddresses:
         """Find the way to another end, by its rank."""
-        return way_to(self._wire, other)
+        return addresses_to(self._wire, other)
 
     def _link(
         self, other: int, generation: int, theirs: dict[str, bytes] | None = None
     ) -> Connection:
-        way, made, thread = self.way_to(other), self.make_pair, self.thread
+        pair_addresses, made, thread = self.addresses_to(other), self.make_pair, self.thread
         return Connection(
-            self._wire, other, generation, theirs, way=way, make_pair=made, thread=thread
+            self._wire,
+            other,
+            generation,
+            theirs,
+            pair_addresses=pair_addresses,
+            make_pair=made,
+            thread=thread,
         )
 
     # The writer.
@@ -425,7 +431,7 @@ class GlooEndpoint(Endpoint):
                 future.set_exception(ConnectionError("the connection was lost before it came"))
             return
         try:
-            buffer = self.room(announced.size)
+            buffer = self.allocate(announced.size)
         except Exception as error:
             # The next bytes on the link are this transfer's, and must not be taken for another one's.
             link.end(error)

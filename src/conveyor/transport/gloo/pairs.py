@@ -25,7 +25,7 @@ from conveyor.transport.base import Wire
 _ON_ONE = "127.0.0.1", "127.0.0.2"
 
 
-class Way(NamedTuple):
+class PairAddresses(NamedTuple):
     """Addresses of a pair of ends, as one end has them.
 
     addresses: where rank 0 and rank 1 of the pair listen, each at its own node's address alone. Gloo has the
@@ -37,7 +37,7 @@ class Way(NamedTuple):
     rank: int
 
 
-def way_to(wire: Wire, other: int) -> Way:
+def addresses_to(wire: Wire, other: int) -> PairAddresses:
     """Find the way from this end of ``wire`` to the one whose rank there is ``other``.
 
     Raises:
@@ -45,7 +45,7 @@ def way_to(wire: Wire, other: int) -> Way:
     """
     own = wire.rank
     if not wire.hosts or wire.hosts[own].address == wire.hosts[other].address:
-        return Way(_ON_ONE, 0 if own == 0 else 1)
+        return PairAddresses(_ON_ONE, 0 if own == 0 else 1)
     here = ipaddress.ip_address(wire.hosts[own].address)
     there = ipaddress.ip_address(wire.hosts[other].address)
     if here.version != there.version:
@@ -54,8 +54,8 @@ def way_to(wire: Wire, other: int) -> Way:
             f"with {there}: gloo connects two of one version of IP"
         )
     if here.packed < there.packed:
-        return Way((str(here), str(there)), 0)
-    return Way((str(there), str(here)), 1)
+        return PairAddresses((str(here), str(there)), 0)
+    return PairAddresses((str(there), str(here)), 1)
 
 
 #: Seconds to wait for gloo's entries. They come within milliseconds, unless the thread is not scheduled.
@@ -69,10 +69,10 @@ class Rendezvous(Store):  # type: ignore[misc]
     on the endpoint's thread.
     """
 
-    def __init__(self, looks: Callable[[], object] = lambda: None) -> None:
-        """``looks`` is called on gloo's thread when gloo has written all of its entries."""
+    def __init__(self, on_written: Callable[[], object] = lambda: None) -> None:
+        """``on_written`` is called on gloo's thread when gloo has written all of its entries."""
         super().__init__()
-        self._on_looks = looks
+        self._on_written = on_written
         # Entered in place of the condition: that would run Python code, and a signal handler that raises in
         # there would leave the lock held.
         self._lock = threading.RLock()
@@ -80,7 +80,7 @@ class Rendezvous(Store):  # type: ignore[misc]
         self._ours: dict[str, bytes] = {}
         self._theirs: dict[str, bytes] = {}
         #: Gloo has written all of its entries, and looks for the other end's.
-        self._looks = False
+        self._written = False
         self._ended: BaseException | None = None
 
     def addresses(self) -> dict[str, bytes]:
@@ -89,7 +89,7 @@ class Rendezvous(Store):  # type: ignore[misc]
         Raises the error that has kept the group from being made.
         """
         with self._lock:
-            there = self._changed.wait_for(lambda: self._looks or self._ended, _TIME_LIMIT)
+            there = self._changed.wait_for(lambda: self._written or self._ended, _TIME_LIMIT)
             if self._ended is not None:
                 raise self._ended
             if not there:
@@ -130,12 +130,12 @@ class Rendezvous(Store):  # type: ignore[misc]
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait for values, for as long as it takes: the other end opens its endpoint when it does."""
         with self._lock:
-            first = not self._looks and any(key not in self._ours for key in keys)
+            first = not self._written and any(key not in self._ours for key in keys)
             if first:
-                self._looks = True
+                self._written = True
                 self._changed.notify_all()
         if first:
-            self._on_looks()
+            self._on_written()
         with self._lock:
             self._changed.wait_for(lambda: self._ended is not None or self._has(keys))
             if self._ended is not None:
@@ -175,19 +175,19 @@ class Pair:
     """Group of two processes, made for one edge and one of its readers. All methods but :meth:`cut` wait, and
     are called on one thread."""
 
-    def __init__(self, rendezvous: Rendezvous, way: Way) -> None:
+    def __init__(self, rendezvous: Rendezvous, pair_addresses: PairAddresses) -> None:
         """Connect with the other end.
 
         This cannot be interrupted once the rendezvous has told where the other end is. So rank 0 must not be
         told before rank 1 is connected: then nothing is left to wait for.
         """
         options = ProcessGroupGloo._Options()
-        options._devices = [_device(way.addresses[way.rank])]
+        options._devices = [_device(pair_addresses.addresses[pair_addresses.rank])]
         options._timeout = _TO_CONNECT
         options._threads = 1
-        self._group: Any = ProcessGroupGloo(rendezvous, way.rank, 2, options)
-        self._other = 1 - way.rank
-        self._socket = _connection(way, *rendezvous.both())
+        self._group: Any = ProcessGroupGloo(rendezvous, pair_addresses.rank, 2, options)
+        self._other = 1 - pair_addresses.rank
+        self._socket = _connection(pair_addresses, *rendezvous.both())
         #: The transfer that is under way.
         self._work: Any = None
         self._is_cut = False
@@ -255,14 +255,18 @@ class _Connection:
             os.close(descriptor)
 
 
-def _connection(way: Way, ours: dict[str, bytes], theirs: dict[str, bytes]) -> _Connection:
+def _connection(
+    pair_addresses: PairAddresses, ours: dict[str, bytes], theirs: dict[str, bytes]
+) -> _Connection:
     """Duplicate the connection between two ends with these entries. Rank 1 has called rank 0.
 
     Descriptors are recognized by the kernel's data on them, and no other one is touched: closing a duplicate
     of a file, for example, would release the locks that the process has on it.
     """
-    called = _listens(way.addresses[0], (theirs if way.rank else ours).values())
-    inodes = set(_connections(called, away=bool(way.rank)))
+    called = _listens(
+        pair_addresses.addresses[0], (theirs if pair_addresses.rank else ours).values()
+    )
+    inodes = set(_connections(called, away=bool(pair_addresses.rank)))
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # closed by now
             kind, _, inode = os.readlink(f"/proc/self/fd/{name}").partition(":")

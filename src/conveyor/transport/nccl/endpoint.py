@@ -16,7 +16,7 @@ from conveyor.device.base import wait_until
 from conveyor.flag import Flag
 from conveyor.transport.base import Enqueued, Wire
 from conveyor.transport.gloo.endpoint import GlooEndpoint, Mover
-from conveyor.transport.gloo.pairs import Rendezvous, Way
+from conveyor.transport.gloo.pairs import PairAddresses, Rendezvous
 from conveyor.transport.nccl.group import Group
 from conveyor.transport.packing import Layout
 
@@ -35,11 +35,15 @@ class NcclPair:
     """Pair of ranks over NCCL: moves bytes for one end of a link."""
 
     def __init__(
-        self, device: Device, groups: type[Group], rendezvous: Rendezvous, way: Way
+        self,
+        device: Device,
+        groups: type[Group],
+        rendezvous: Rendezvous,
+        pair_addresses: PairAddresses,
     ) -> None:
         """Meet the other end. Nothing is done with the group before a transfer needs it."""
-        rank = way.rank
-        groups.go_by(way.addresses[rank])
+        rank = pair_addresses.rank
+        groups.go_by(pair_addresses.addresses[rank])
         self._device = device
         self._groups = groups
         self._rank = rank
@@ -110,22 +114,22 @@ class NcclEndpoint(GlooEndpoint):
         self._device = device
         self._groups = groups
         #: By the device, the stream for which memory to fill is made. Nothing else is enqueued there.
-        self._homes: dict[int, Stream] = {}
+        self._fill_streams: dict[int, Stream] = {}
         super().__init__(wire)
 
-    def make_pair(self, rendezvous: Rendezvous, way: Way) -> Mover:
+    def make_pair(self, rendezvous: Rendezvous, pair_addresses: PairAddresses) -> Mover:
         """Make the pair of ranks that moves bytes for one end of a link. The link's thread calls this."""
-        return NcclPair(self._device, self._groups, rendezvous, way)
+        return NcclPair(self._device, self._groups, rendezvous, pair_addresses)
 
-    def way_to(self, other: int) -> Way:
+    def addresses_to(self, other: int) -> PairAddresses:
         """Find the way to another end, by its rank. The writer is always rank 0, since it makes the identity:
         NCCL does not care which address is the greater."""
         own = self._wire.rank
         hosts = self._wire.hosts
         if not hosts:
-            return Way(("", ""), 0 if own == 0 else 1)
+            return PairAddresses(("", ""), 0 if own == 0 else 1)
         ends = (own, other) if own == 0 else (other, own)
-        return Way((hosts[ends[0]].address, hosts[ends[1]].address), 0 if own == 0 else 1)
+        return PairAddresses((hosts[ends[0]].address, hosts[ends[1]].address), 0 if own == 0 else 1)
 
     def stage(self, layout: Layout, tensors: Sequence[Any]) -> Any:
         """Enqueue the copy on the program's stream, since the program's next task may write to the
@@ -137,14 +141,14 @@ class NcclEndpoint(GlooEndpoint):
             layout.fill(memory, tensors)
         return _Buffer(memory, index, program.record())
 
-    def room(self, size: int) -> Any:
+    def allocate(self, size: int) -> Any:
         """Make memory on the current device, which need not wait for what the program has enqueued."""
         device, index = self._device, self._device.current_index()
-        if index not in self._homes:
-            self._homes[index] = device.new_stream(index)
-        home = self._homes[index]
-        with device.using(home):
-            return _Buffer(device.empty(size, index), index, home.record())
+        if index not in self._fill_streams:
+            self._fill_streams[index] = device.new_stream(index)
+        stream = self._fill_streams[index]
+        with device.using(stream):
+            return _Buffer(device.empty(size, index), index, stream.record())
 
     def open(self, layout: Layout, buffer: Any) -> Any:
         """Make the reader's tensors from memory that is filled."""

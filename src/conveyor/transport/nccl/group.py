@@ -191,13 +191,13 @@ class NcclGroup(Group):
         wait_until(is_done)  # NCCL rings for nobody, either
         if code == _SUCCESS:
             return
-        told = explained(library, code, name)
+        message = explained(library, code, name)
         if name == "ncclCommInitRankConfig" and _SHARE not in os.environ:
-            told += (
+            message += (
                 f" (two actors on one GPU need NCCL {_shown(_SHARING)}, and {_SHARE}=1; this is "
                 f"{_shown(version_of(library))})"
             )
-        raise RuntimeError(told)
+        raise RuntimeError(message)
 
     def _check_aborted(self) -> None:
         if self._aborted:

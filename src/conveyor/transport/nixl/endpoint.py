@@ -181,13 +181,13 @@ class Offers:
         self._spare.append(region)
         raise self.failed
 
-    def give_back(self, region: Region, *, unread: bool = False) -> None:
-        """Take back a stretch that is needed no more. ``unread``: readers may still be reading it, and nobody
+    def give_back(self, region: Region, *, in_use: bool = False) -> None:
+        """Take back a stretch that is needed no more. ``in_use``: readers may still be reading it, and nobody
         waits for them. The bytes that they find do not matter, but the memory must exist: so the stretch can
         be used again, and is released only with the agent."""
         with self._lock:
             self._offered.pop(region.address, None)
-        if unread:
+        if in_use:
             self._lasting.add(region.address)
         self._spare.insert(0, region)
         going = [one for one in self._spare[_SPARE:] if one.address not in self._lasting]
@@ -355,7 +355,7 @@ class Fetcher:
             return
         ready.set_result(None)
         try:
-            while self._turn():
+            while self._run_once():
                 pass
         except Exception as error:
             self._fail(RuntimeError(f"NIXL does not go on: {error}"))
@@ -366,7 +366,7 @@ class Fetcher:
         self._under_way.clear()  # not before: UCX may write to what they hold
         self._lasting.clear()
 
-    def _turn(self) -> bool:
+    def _run_once(self) -> bool:
         """Sleep until there is work, and do it. Returns whether there can be more."""
         with self._lock:
             self._changed.wait_for(
@@ -556,7 +556,7 @@ class Writer(NixlEndpoint):
     def __init__(self, wire: Wire) -> None:
         super().__init__(wire)
         self._offers = _offers.join(wire)
-        self._told = -1
+        self._sent_version = -1
         self._sent: dict[int, _Sent] = {}
 
     def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
@@ -584,7 +584,7 @@ class Writer(NixlEndpoint):
         self._over = reason
         while self._sent:
             _, sent = self._sent.popitem()
-            self._offers.give_back(sent.region, unread=True)
+            self._offers.give_back(sent.region, in_use=True)
             with suppress(InvalidStateError):  # it has failed
                 sent.done.set_exception(reason)
 
@@ -601,15 +601,15 @@ class Writer(NixlEndpoint):
         region = offers.take(layout.size, done)
         try:
             layout.fill(region.tensor, tensors)
-            metadata = offers.metadata if offers.version != self._told else None
+            metadata = offers.metadata if offers.version != self._sent_version else None
             offered = _Offered(
                 transfer, offers.agent, offers.version, metadata, region.address, layout.size
             )
             self._wire.send(offered)
         except BaseException:
-            offers.give_back(region, unread=True)
+            offers.give_back(region, in_use=True)
             raise
-        self._told = offers.version
+        self._sent_version = offers.version
         self._sent[transfer] = _Sent(region, set(range(1, len(self._wire.members))), done)
         return done
 
