@@ -262,7 +262,7 @@ class World:
         one = self.processes[slot]
         if one.waits is not None and one.stamp == stamp:
             self.go_on(one)  # with the error
-            assert verdict.way[0][0] == slot
+            assert verdict.path[0][0] == slot
 
     def request_server(self, host, look):
         """A host's answer: it is not made at one moment."""
