@@ -91,6 +91,20 @@ class Actor:
     def pid(self) -> int:
         return os.getpid()
 
+    def squared(self, x: int) -> int:
+        return conveyor.get(square.remote(x))
+
+
+@conveyor.remote
+def through(actor: Any, x: int) -> int:
+    return conveyor.get(actor.squared.remote(x))
+
+
+@conveyor.remote
+def squares(n: int) -> Any:
+    for x in count.remote(n):
+        yield conveyor.get(square.remote(x))
+
 
 def test_called(engine):
     assert conveyor.get([square.remote(i) for i in range(20)]) == [i * i for i in range(20)]
@@ -198,8 +212,11 @@ def test_workers_end_with_their_graph(local, wait_until):
     wait_until(lambda: not alive(process))
 
 
-def test_recursion(local):
+def test_functions_call_functions(engine):
     assert conveyor.get(fib.remote(4), timeout=WAIT) == 3
+    assert conveyor.get(through.remote(Actor.remote(), 3), timeout=WAIT) == 9
+    assert list(squares.remote(4)) == [0, 1, 4, 9]
+    assert conveyor.get(square.remote(3), timeout=WAIT) == 9
 
 
 def test_a_worker_that_died_is_replaced(local):

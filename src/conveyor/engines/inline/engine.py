@@ -9,7 +9,7 @@ import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, NoReturn
 
 from conveyor import _core, descriptors
@@ -226,20 +226,28 @@ class _Retained:
 
 
 class InlineFunctions:
-    """Calls of functions by one worker: functions never run side by side."""
+    """Calls of functions of one kind. They run one after the other, but a call that a function makes has a
+    worker of its own: the function may wait for it."""
 
     def __init__(self, runtime: InlineRuntime, start: Callable[[], Any]) -> None:
         self._runtime = runtime
         self._start = start
-        self._worker: Any = None
+        self._workers: list[Any] = []
 
     def call(self, call: Call) -> Any:
         return self._runtime.link(self.least_busy()._id).call(call)
 
     def least_busy(self) -> Any:
-        worker = self._worker
-        if worker is None or not self._runtime.actor(worker._id).alive:
-            self._worker = worker = self._start()
+        inside = self._runtime.actor_threads.current().inside
+        for worker in list(self._workers):
+            actor = self._runtime.actor(worker._id)
+            if not actor.alive:
+                with suppress(ValueError):  # another thread has seen it as well
+                    self._workers.remove(worker)
+            elif actor.queue.has_loop or actor.queue not in inside:
+                return worker
+        worker = self._start()
+        self._workers.append(worker)
         return worker
 
 
