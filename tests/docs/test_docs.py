@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 import conveyor
+import conveyor.compat.ray
 from conveyor.api import options
 
 ROOT = Path(__file__).parents[2]
@@ -303,7 +304,7 @@ def test_each_public_module_has_a_page():
         modules |= {
             one for name in module.__all__ if isinstance(one := getattr(module, name), ModuleType)
         }
-    modules.add(importlib.import_module("conveyor.compat.ray"))
+    modules.add(conveyor.compat.ray)
     assert {module_of(page) for page in API} == modules
     assert len(API) == len(modules)
 
