@@ -141,7 +141,7 @@ def wait(
     """Wait until some references have their values (or their errors).
 
     Args:
-        refs: a list of different references.
+        refs: a list of different references; of none, both lists that come back are empty.
         num_returns: how many of them to wait for.
         timeout: seconds after which to return with fewer.
         fetch_local: accepted for Ray code; on one machine all values are local.
@@ -154,6 +154,8 @@ def wait(
         given: Any = refs
         if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
             raise TypeError(f"wait() takes a list of references, not {type(given).__name__}")
+        if not given:
+            return [], []
         wanted = f"from 1 to the number of references, which is {len(refs)}"
         check_count(num_returns, "num_returns", wanted, 1, len(refs))
         return context.current().wait(refs, num_returns, timeout)

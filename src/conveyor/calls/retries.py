@@ -159,6 +159,8 @@ class Tries:
                 self._end(outcome)
                 return False
             made = self._try(make, *given.get(), True)
+            if outcome.unseen is not None:
+                outcome.unseen.got = True
         except BaseException as instead:
             self._end(Failure(ending.error() if self._runtime.ending else instead))
             if not isinstance(instead, Exception):

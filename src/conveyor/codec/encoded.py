@@ -36,6 +36,8 @@ FINAL = "final"
 """Among the notes: an error that the value is not pickled again for. It is not about pickling."""
 HELD = "held"
 """Among the notes: what the writer keeps as long as anybody has the frame."""
+REFS = "refs"
+"""Among the notes: references that a pickle refers to which no frame is made of."""
 SENT = "sent"
 """Among the notes: the ``SentDefinitions`` of the channel that the value goes to."""
 

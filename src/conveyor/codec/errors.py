@@ -570,7 +570,18 @@ def first_line(text: str) -> str:
 
 def summarize_error(meta: bytes) -> str:
     """Summarize, on one line, the failure in an error that ``encode_error`` has encoded."""
-    frame = read_error(meta)
+    return _summary(read_error(meta))
+
+
+def summary_of(error: BaseException) -> str:
+    """Summarize an error on one line."""
+    frame: _Frame | None = error.__dict__.get("_frame")
+    if frame is not None:
+        return _summary(frame)
+    return f"{type(error).__name__}: {first_line(str(error))}"
+
+
+def _summary(frame: _Frame) -> str:
     first = first_line(frame.message)
     text = f"{frame.type_name}: {first}" if first else frame.type_name
     where = [

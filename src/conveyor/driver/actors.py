@@ -238,8 +238,8 @@ class ActorRecord:
     @property
     def is_unmade(self) -> bool:
         """Whether the process lives, and its constructor has raised."""
-        start = self.start
-        return self.alive and start is not None and start.done() and start.has_failed()
+        start = self.start  # which has failed as well once the process is dead
+        return start is not None and start.done() and start.has_failed() and self.alive
 
     @property
     def death_number(self) -> int:
@@ -418,7 +418,10 @@ class ActorRecord:
             return "; SIGKILL is also what the kernel's out-of-memory killer sends: it may be that"
         if found:
             return ": it was killed by the kernel's out-of-memory killer"
-        return ": somebody else killed it; the kernel's out-of-memory killer has not been at work"
+        return (
+            ": somebody else killed it, or it did so itself; the kernel's out-of-memory killer has not been "
+            "at work"
+        )
 
 
 def _signal_name(number: int) -> str:

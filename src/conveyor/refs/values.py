@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from conveyor import _core
 from conveyor.codec import SENT, SentDefinitions, add_reducers, borrows
 from conveyor.codec.direct import keep_out_of_band
+from conveyor.codec.encoded import REFS
 from conveyor.codec.frames import decode
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan.model import Argument, Const, Task
@@ -190,6 +191,7 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Callable[[Any], Any]]:
     def reduce(ref: Ref) -> Any:
         sent = notes.get(SENT)
         if sent is None:  # no frame, and so nobody to hold borrows
+            notes.setdefault(REFS, []).append(ref)
             return ref.__reduce_ex__(5)
         done = reduce_done(ref)
         if done is not None:

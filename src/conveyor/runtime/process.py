@@ -16,10 +16,10 @@ from msgspec import Struct, field
 
 from conveyor import _core
 from conveyor.checks import bytes_of_environment, check_bytes, spin_of_environment
-from conveyor.codec import Reader, SentDefinitions, first_line, set_up_codec, summarize_error
-from conveyor.codec.errors import constructor_failure, read_error
+from conveyor.codec import Reader, SentDefinitions, set_up_codec, summarize_error
+from conveyor.codec.errors import constructor_failure, read_error, summary_of
 from conveyor.codec.tensors import staging
-from conveyor.exceptions import ConstructorError, RuntimeStateError, TaskError
+from conveyor.exceptions import ConstructorError, RuntimeStateError
 from conveyor.runtime import ending, threads
 from conveyor.runtime.deadlock import WaitRegistry
 from conveyor.runtime.shortage import Shortage
@@ -103,6 +103,8 @@ class Sweeper:
         self._unseen: deque[BaseException | str] = deque(maxlen=64)
         #: The failures of constructors that somebody knows, or that were logged; the last ones.
         self.known_failures: deque[bytes] = deque(maxlen=256)
+        #: Those that have come once, with more to come.
+        self._came_once: deque[bytes] = deque(maxlen=256)
 
     def start(self) -> None:
         """Start the thread: results will come. Not called by finalizers, which drop results: they may start
@@ -142,12 +144,8 @@ class Sweeper:
             return
         if isinstance(error, ConstructorError) and self._knows(constructor_failure(error)):
             return
-        kind, where = type(error), ""
-        if isinstance(error, TaskError):
-            where = f" (raised in actor {error.actor!r} and node {error.node!r})"
-            kind = kind if error.cause is None else type(error.cause)
         with suppress(Exception):  # its own code may say what it is
-            self._log(f"{kind.__name__}: {first_line(str(error))}{where}")
+            self._log(summary_of(error))
 
     def _run(self) -> None:
         while self._leftovers.wait(self._quiet):
@@ -157,9 +155,12 @@ class Sweeper:
         self._leftovers.sweep()
         self._say_unseen()
         for meta, more in self._leftovers.take_unseen():
-            error = read_error(meta)
-            # A constructor's comes again: to whoever calls the actor, and to the order that ends it.
-            if not (error.constructor and (more or self._knows(error.constructor))):
+            failure = read_error(meta).constructor
+            # A constructor's error comes with its own answer, and again with that of each call and of the
+            # order that ends the actor: where there is more to come, the first one may be got yet.
+            if failure and more and failure not in self._came_once:
+                self._came_once.append(failure)
+            elif not (failure and self._knows(failure)):
                 self._log(summarize_error(meta))
 
     def _knows(self, failure: bytes) -> bool:

@@ -22,6 +22,8 @@ from conveyor.refs.streams import StreamRef
 
 @conveyor.remote
 class Actor:
+    tries = 0
+
     def __init__(self, text=None):
         if text is not None:
             raise RuntimeError(text)
@@ -33,6 +35,12 @@ class Actor:
         if x < 0:
             raise RuntimeError(text)
         return x
+
+    @conveyor.method(max_task_retries=2, retry_exceptions=True)
+    def third(self, text):
+        self.tries += 1
+        if self.tries < 3:
+            raise RuntimeError(text)
 
     def echo(self, x):
         return x
@@ -120,6 +128,7 @@ UNSEEN = {
     "function": lambda text: fails.remote(text),
     "retried": lambda text: Actor.remote().fail.options(max_task_retries=1).remote(text),
     "constructor": lambda text: Actor.remote(text),
+    "constructor of an actor that is called": lambda text: Actor.remote(text).echo.remote(1),
     "execution": drop_execution,
     "execution that is done": drop_held_execution,
     "one result": drop_one_alone,
@@ -134,6 +143,7 @@ def raising(call):
 SEEN = {
     "call": lambda text: raising(lambda: get(Actor.remote().fail.remote(text))),
     "function": lambda text: raising(lambda: get(fails.remote(text))),
+    "tries before the last": lambda text: get(Actor.remote().third.remote(text)),
     "constructor": lambda text: raising(lambda: get(Actor.remote(text).echo.remote(1))),
     "first of an execution": lambda text: raising(lambda: get(compiled(text).execute(-1)[0])),
     "all of an execution": lambda text: raising(lambda: get(compiled(text).execute(-1))),
@@ -164,6 +174,7 @@ def test_errors_that_nobody_gets(caplog, wait_until):
         conveyor.shutdown()
         del kept
     assert said() == dict.fromkeys(UNSEEN, 1)
+    assert not any("[...]" in line for line in lines(caplog))
     assert sum("there to the end" in line for line in lines(caplog)) == 1
 
 

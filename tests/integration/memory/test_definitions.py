@@ -444,6 +444,70 @@ def test_functions_of_a_script_keep_their_globals(scripts):
     scripts.run(FUNCTIONS)
 
 
+WITH_A_REF = """
+    import os
+    import conveyor
+
+    @conveyor.remote
+    def read(ends):
+        if ends:
+            os._exit(3)
+        return conveyor.get(ref)
+
+    if __name__ == "__main__":
+        ref = conveyor.put("first")
+        assert conveyor.get(read.remote(False)) == "first"
+        ref = conveyor.put("second")
+        try:
+            conveyor.get(read.remote(True))
+        except conveyor.exceptions.ActorDiedError:
+            pass
+        assert conveyor.get(read.remote(False)) == "first"
+"""
+
+
+def test_a_ref_that_a_function_refers_to_lasts_as_long_as_the_function(scripts):
+    scripts.run(WITH_A_REF)
+
+
+LOCALS = """
+    import gc, weakref
+    import conveyor
+
+    class Value:
+        pass
+
+    class Failure(Exception):
+        pass
+
+    @conveyor.remote
+    class Actor:
+        def __init__(self):
+            gc.collect()
+            gc.disable()
+            self.values = weakref.WeakSet()
+        def fail(self):
+            value = Value()
+            self.values.add(value)
+            raise Failure
+        def living(self):
+            return len(self.values)
+
+    if __name__ == "__main__":
+        actor = Actor.remote()
+        for _ in range(5):
+            try:
+                conveyor.get(actor.fail.remote())
+            except Failure:
+                pass
+        assert conveyor.get(actor.living.remote()) == 0
+"""
+
+
+def test_an_error_whose_class_is_sent_keeps_nothing_of_the_method(scripts):
+    scripts.run(LOCALS)
+
+
 NESTED = """
     import functools, os
     import conveyor

@@ -41,12 +41,16 @@ def is_inline() -> bool:
     [
         (("ref",), TypeError, "takes a list of references, not str"),
         ((object(),), TypeError, "takes a list of references, not object"),
-        (([],), ValueError, "from 1 to the number of references, which is 0"),
     ],
 )
 def test_wait_for_something_else(args, error, text):
     with pytest.raises(error, match=text):
         conveyor.wait(*args)
+
+
+def test_wait_for_nothing():
+    assert conveyor.wait([]) == ([], [])
+    assert conveyor.wait([], num_returns=3, timeout=0) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -40,14 +40,22 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """Definitions that travel together. ``needs``: the groups that this one's bytes refer to."""
+    """Definitions that travel together. ``needs``: the groups that this one's bytes refer to. ``refs``: the
+    references that they refer to, which each new reader of the bytes loads."""
 
-    __slots__ = ("__weakref__", "carried", "needs", "payload", "pins", "tokens")
+    __slots__ = ("__weakref__", "carried", "needs", "payload", "pins", "refs", "tokens")
 
-    def __init__(self, tokens: tuple[Token, ...], payload: bytes, needs: tuple[Group, ...]) -> None:
+    def __init__(
+        self,
+        tokens: tuple[Token, ...],
+        payload: bytes,
+        needs: tuple[Group, ...],
+        refs: Sequence[object] = (),
+    ) -> None:
         self.tokens = tokens
         self.payload = payload
         self.needs = needs
+        self.refs = refs
         #: Pins of the channels that have brought it here, and the channels that this process has sent it
         #: over.
         self.pins: WeakSet[Pin] = WeakSet()
@@ -511,13 +519,13 @@ def definitions_of(groups: Iterable[Group], sent: SentDefinitions) -> list[Group
     Leaves ``sent`` alone: it is to take ``note`` of them once nothing can fail any more.
     """
     missing: dict[Token, Group] = {}
-
-    def visit(group: Group) -> None:
-        if group.key not in sent.groups and group.key not in missing:
-            for needed in group.needs:
-                visit(needed)
-            missing[group.key] = group
-
     for group in groups:
-        visit(group)
+        _add_missing(group, sent, missing)
     return list(missing.values())
+
+
+def _add_missing(group: Group, sent: SentDefinitions, missing: dict[Token, Group]) -> None:
+    if group.key not in sent.groups and group.key not in missing:
+        for needed in group.needs:
+            _add_missing(needed, sent, missing)
+        missing[group.key] = group

@@ -15,7 +15,7 @@ from typing import Any
 
 import cloudpickle
 
-from conveyor.codec.encoded import InBandReducers, Pieces, ReducerFactory
+from conveyor.codec.encoded import REFS, InBandReducers, Pieces, ReducerFactory
 from conveyor.codec.pickling import definitions
 from conveyor.codec.pickling.definitions import Entry, Group
 from conveyor.exceptions import ConveyorWarning
@@ -140,7 +140,8 @@ def _define(obj: Any, make_reducers: ReducerFactory) -> None:
             ConveyorWarning,
             stacklevel=2,
         )
-    group = Group(tuple(pickler.members), payload, tuple(pickler.groups.values()))
+    refs = pickler.notes.get(REFS, ())
+    group = Group(tuple(pickler.members), payload, tuple(pickler.groups.values()), refs)
     definitions.register(group, pickler.members)
 
 

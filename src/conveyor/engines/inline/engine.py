@@ -339,8 +339,8 @@ class InlineRuntime(CallingRuntime):
         with self.actor_threads.lock:
             self._enter(actor)
             go_on = actor.enqueue_start()
-        self._tidy()
         go_on()
+        self._tidy()
         return actor.id
 
     def _enter(self, actor: Actor) -> None:
@@ -452,8 +452,8 @@ class InlineRuntime(CallingRuntime):
                 else:
                     lasting.name = None  # another actor has taken it meanwhile
             go_on = actor.enqueue_start()
-        self._tidy()
         go_on()
+        self._tidy()
         return actor
 
     def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
