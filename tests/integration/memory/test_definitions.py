@@ -454,10 +454,17 @@ WITH_A_REF = """
             os._exit(3)
         return conveyor.get(ref)
 
+    @conveyor.remote
+    class Actor:
+        def echo(self, x):
+            return x
+
     if __name__ == "__main__":
-        ref = conveyor.put("first")
+        actor = Actor.remote()
+        ref = actor.echo.remote("first")
         assert conveyor.get(read.remote(False)) == "first"
-        ref = conveyor.put("second")
+        ref = actor.echo.remote("second")
+        assert conveyor.get(read.remote(False)) == "first"
         try:
             conveyor.get(read.remote(True))
         except conveyor.exceptions.ActorDiedError:
