@@ -249,11 +249,11 @@ class GracefulExit:
         self.grace = grace
         self._kill = kill
         self._label = label
-        self._over = False
+        self.over = False
 
     def hurry(self) -> None:
         """Give no process any grace from now on. The caller kills those that have been asked to end."""
-        self._over = True
+        self.over = True
 
     def say(
         self, records: Iterable[ActorRecord], half: Callable[[], object] = lambda: None
@@ -265,7 +265,7 @@ class GracefulExit:
         may be this very thread, interrupted by a signal handler that calls this.
         """
         requested = [r for r in records if r.started and not r.cleaned_up.is_set()]
-        if self.grace > 0 and not self._over:
+        if self.grace > 0 and not self.over:
             for record in requested:
                 self.ask(record)
         return self.wait(requested, half)
@@ -278,7 +278,7 @@ class GracefulExit:
         self, requested: list[ActorRecord], half: Callable[[], object] = lambda: None
     ) -> list[ActorRecord]:
         left: list[ActorRecord] = []
-        grace = 0.0 if self._over else self.grace
+        grace = 0.0 if self.over else self.grace
         end = _core.monotonic() + grace
         over = False
         try:
@@ -288,7 +288,7 @@ class GracefulExit:
             over = True
         finally:  # also if Ctrl-C ends the grace period, and whoever has pressed it needs no warning
             left = [record for record in requested if not record.cleaned_up.is_set()]
-            if over and not self._over:
+            if over and not self.over:
                 self._warn([record for record in left if record.alive])
             for record in left:
                 self._kill(record)
@@ -839,7 +839,8 @@ class Supervisor:
     def log_death(self, record: ActorRecord) -> None:
         """Log a death that the program has not asked for: callers that have dropped their refs are told
         nowhere else."""
-        if record.was_wanted or self._table.closed or self._lines >= _MOST_LINES:
+        wanted = record.was_wanted or self._table.closed or self._graceful_exit.over
+        if wanted or self._lines >= _MOST_LINES:
             return
         self._lines += 1
         sweeper = self._shared_state.process.sweeper
