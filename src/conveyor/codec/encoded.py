@@ -18,7 +18,7 @@ DIRECT = 21
 FLAG_DEFINITIONS = 1
 """The frame has a header: every reader must decode it, or at least announce it."""
 FLAG_REFS = 4
-"""There are borrows to refs in the header."""
+"""The header names borrowed references."""
 FLAG_BOUND = 8
 """The frame refers to definitions, which its channel may have carried before: in another channel it
 would not be understood."""
@@ -37,7 +37,7 @@ FINAL = "final"
 HELD = "held"
 """Among the notes: what the writer keeps as long as anybody has the frame."""
 REFS = "refs"
-"""Among the notes: references that a pickle refers to which no frame is made of."""
+"""Among the notes: the references in a pickle that is not made for a frame."""
 SENT = "sent"
 """Among the notes: the ``SentDefinitions`` of the channel that the value goes to."""
 
