@@ -8,6 +8,7 @@
 #include <cstring>
 #include <system_error>
 
+#include "pump.h"
 #include "sha256.h"
 
 namespace conveyor::net {
@@ -16,15 +17,16 @@ namespace {
 
 constexpr uint64_t kListener = 0, kWake = 1;
 constexpr size_t kMostBuckets = 4096, kMostReasons = 32;
+constexpr std::string_view kAdmission("conveyor admission\0", 19), kHandshake("conveyor handshake\0", 19);
 constexpr char kNoProtocol[] = "something has connected that does not speak Conveyor's protocol";
 constexpr char kGone[] = "the other side has gone before it had proved itself";
 constexpr char kLate[] = "the other side has not finished its handshake in time";
 constexpr char kWrong[] = "somebody who does not know this session's token has connected";
 
-Digest proof(const std::string& token, std::string_view said) {
-  std::string signed_text("conveyor admission\0", 19);
-  signed_text.append(said);
-  return hmac_sha256(token, signed_text);
+uint32_t number_at(std::string_view identity, size_t at, size_t bytes) {
+  uint32_t number = 0;
+  for (size_t i = 0; i < bytes; ++i) number = number << 8 | uint8_t(identity[at + i]);
+  return number;
 }
 
 Fd spare() { return own(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
@@ -44,9 +46,10 @@ bool is_of_one(int error) {
 
 }  // namespace
 
-Acceptor::Acceptor(Fd listener, std::string token, AcceptorLimits limits)
-    : listener_(std::move(listener)), ready_fd_(event_fd()), wake_(event_fd()), epoll_(own(::epoll_create1(EPOLL_CLOEXEC))), spare_(spare()), token_(std::move(token)),
-      limits_(limits), pause_ns_(limits.first_pause_ns) {
+Acceptor::Acceptor(Fd listener, std::string token, std::string own, bool tls, AcceptorLimits limits)
+    : listener_(std::move(listener)), ready_fd_(event_fd()), wake_(event_fd()), epoll_(conveyor::own(::epoll_create1(EPOLL_CLOEXEC))), spare_(spare()),
+      token_(std::move(token)), own_(std::move(own)), tls_(tls), limits_(limits), pause_ns_(limits.first_pause_ns) {
+  if (own_.size() != kIdentityBytes) throw std::invalid_argument("an identity has 80 bytes");
   if (epoll_.get() < 0) throw_errno("epoll");
   const int flags = ::fcntl(listener_.get(), F_GETFL);
   if (flags < 0 || ::fcntl(listener_.get(), F_SETFL, flags | O_NONBLOCK) != 0) throw_errno("listener");
@@ -70,29 +73,46 @@ void Acceptor::stop() {
     abandon(std::move(pending_));
     abandon(std::move(buckets_));
     abandon(std::move(ready_));
+    abandon(std::move(introduced_));
     abandon(std::move(reasons_));
     return;
   }
-  stop_.store(true);
+  {
+    std::lock_guard lock(mutex_);  // nobody is introduced from now on
+    stop_.store(true);
+  }
   write_event(wake_.get());
   thread_.join();
   hang_up(std::move(listener_));
   {
     std::lock_guard lock(mutex_);
-    for (Fd& fd : ready_) hang_up(std::move(fd));
+    for (Arrival& one : ready_) hang_up(std::move(one.fd));
+    for (Introduced& one : introduced_) hang_up(std::move(one.fd));
     ready_.clear();
+    introduced_.clear();
   }
   write_event(ready_fd_.get());  // whoever waits for more waits no longer
 }
 
-std::vector<Fd> Acceptor::take() {
+std::vector<Arrival> Acceptor::take() {
   drain_event(ready_fd_.get());
-  std::vector<Fd> taken;
+  std::vector<Arrival> taken;
   std::lock_guard lock(mutex_);
   taken.reserve(ready_.size());
-  for (Fd& fd : ready_) taken.push_back(std::move(fd));
+  for (Arrival& one : ready_) taken.push_back(std::move(one));
   ready_.clear();
   return taken;
+}
+
+void Acceptor::introduce(Fd fd, std::string binding) {
+  std::unique_lock lock(mutex_);
+  if (stop_.load()) {
+    lock.unlock();
+    return hang_up(std::move(fd));
+  }
+  introduced_.push_back({std::move(fd), std::move(binding)});
+  lock.unlock();
+  write_event(wake_.get());
 }
 
 Acceptor::Counts Acceptor::counts() const {
@@ -131,6 +151,7 @@ void Acceptor::step() {
   for (int i = 0; i < count; ++i) {
     if (events[i].data.u64 == kWake) {
       drain_event(wake_.get());
+      begin_introduced();
     } else if (events[i].data.u64 == kListener) {
       // Not until nobody is left: those that have come are heard in between.
       for (int turn = 0; turn < 64 && accept_one(); ++turn) {
@@ -170,18 +191,33 @@ bool Acceptor::accept_one() {
     std::memcpy(address.data(), &reinterpret_cast<const sockaddr_in&>(from).sin_addr, 4);
   const uint64_t now = now_ns();
   const uint64_t patience = spend(address, now) ? limits_.patience_ns : std::min(limits_.patience_ns, limits_.hurried_ns);
-  if (pending_.size() >= limits_.most_pending) make_room();
+  make_room(false);
+  const uint64_t number = add({std::move(fd), address, now + patience});
+  // A host's message comes right behind its connection.
+  if (const auto one = pending_.find(number); one != pending_.end()) hear(one);
+  return true;
+}
+
+uint64_t Acceptor::add(Pending added) {
   const uint64_t number = next_++;
-  const auto one = pending_.emplace(number, Pending{std::move(fd), address, now + patience, 0, {}}).first;
+  const auto one = pending_.emplace(number, std::move(added)).first;
   epoll_event event = {};
   event.events = EPOLLIN;
   event.data.u64 = number;
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, one->second.fd.get(), &event) != 0) {
-    drop(one, nullptr);
-    return true;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, one->second.fd.get(), &event) != 0) drop(one, nullptr);
+  return number;
+}
+
+void Acceptor::begin_introduced() {
+  std::deque<Introduced> all;
+  {
+    std::lock_guard lock(mutex_);
+    all.swap(introduced_);
   }
-  hear(one);  // a host's message comes right behind its connection
-  return true;
+  for (Introduced& one : all) {
+    make_room(true);
+    add({std::move(one.fd), {}, now_ns() + limits_.patience_ns, std::move(one.binding), {}, Awaited::kIdentity});
+  }
 }
 
 // Drop who has waited longest by way of the spare descriptor: without one the system would go on telling of it.
@@ -221,40 +257,124 @@ bool Acceptor::spend(const Address& address, uint64_t now) {
   return true;
 }
 
-// The oldest of the address that has most goes: a flood pushes out its own.
-void Acceptor::make_room() {
+// For one more of those that are admitted, or of the others. The oldest of the address that has most goes: a flood pushes
+// out its own.
+void Acceptor::make_room(bool admitted) {
   std::map<Address, std::pair<size_t, uint64_t>> by_address;  // how many, and the oldest
-  for (const auto& [number, one] : pending_) ++by_address.try_emplace(one.address, 0, number).first->second.first;
+  size_t count = 0;
+  for (const auto& [number, one] : pending_) {
+    if ((one.awaited != Awaited::kAdmission) != admitted) continue;
+    ++by_address.try_emplace(one.address, 0, number).first->second.first;
+    ++count;
+  }
+  if (count < (admitted ? limits_.most_admitted : limits_.most_pending)) return;
   const auto most = std::max_element(by_address.begin(), by_address.end(), [](const auto& a, const auto& b) { return a.second.first < b.second.first; });
   drop(pending_.find(most->second.second), nullptr);
 }
 
 void Acceptor::hear(Pendings::iterator one) {
   Pending& p = one->second;
-  const ssize_t n = ::recv(p.fd.get(), p.message + p.have, sizeof p.message - p.have, MSG_DONTWAIT);
+  const size_t size = p.awaited == Awaited::kAdmission ? kAdmissionBytes : p.awaited == Awaited::kIdentity ? kIdentityBytes : kProofBytes;
+  const ssize_t n = ::recv(p.fd.get(), p.message + p.have, size - p.have, MSG_DONTWAIT);  // what follows is not its own
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
   if (n <= 0) return drop(one, kGone);
   p.have += size_t(n);
-  if (std::memcmp(p.message, kAdmissionMagic, std::min<size_t>(p.have, 8)) != 0) return drop(one, kNoProtocol);
-  if (p.have == sizeof p.message) admit(one);
+  if (p.awaited != Awaited::kProof && std::memcmp(p.message, kAdmissionMagic, std::min<size_t>(p.have, 8)) != 0) return drop(one, kNoProtocol);
+  if (p.have < size) return;
+  p.have = 0;
+  switch (p.awaited) {
+    case Awaited::kAdmission: return admit(one);
+    case Awaited::kIdentity: return identify(one);
+    case Awaited::kProof: return let_in(one);
+  }
+}
+
+// Whether it could be said; else the connection is dropped.
+bool Acceptor::say(Pendings::iterator one, std::string_view text) {
+  if (::send(one->second.fd.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT) == ssize_t(text.size())) return true;
+  drop(one, kGone);
+  return false;
+}
+
+// For one more that Python is to go on with. Who is dropped for it before it has proved itself tries again.
+bool Acceptor::has_room() {
+  std::lock_guard lock(mutex_);
+  return ready_.size() < limits_.most_ready;
 }
 
 void Acceptor::admit(Pendings::iterator one) {
   Pending& p = one->second;
   const std::string_view said(p.message, 8 + kNonceBytes), proved(p.message + said.size(), kProofBytes);
-  const bool good = same(view(proof(token_, said)), proved);
+  const bool good = same(view(hmac_sha256(token_, std::string(kAdmission).append(said))), proved);
+  if (good && !has_room()) return drop(one, nullptr);
+  if (good && !tls_) make_room(true);
   const char answer = good ? kAdmitted : kNotAdmitted;
-  std::unique_lock lock(mutex_);
-  const bool room = ready_.size() < limits_.most_ready;
-  lock.unlock();
-  if (good && !room) return drop(one, nullptr);  // it tries again
-  if (::send(p.fd.get(), &answer, 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) return drop(one, kGone);
+  if (!say(one, {&answer, 1})) return;
   if (!good) return drop(one, kWrong);
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, p.fd.get(), nullptr);
-  lock.lock();
-  ready_.push_back(std::move(p.fd));
-  lock.unlock();
+  if (tls_) return hand_over(one, {}, Verdict::kFine);
+  p.deadline = now_ns() + limits_.patience_ns;
+  p.awaited = Awaited::kIdentity;
+}
+
+void Acceptor::identify(Pendings::iterator one) {
+  Pending& p = one->second;
+  const std::string_view identity(p.message, kIdentityBytes);
+  if (!has_room()) return drop(one, nullptr);
+  p.said.assign(identity).append(own_, 0, kIdentityBytes - kNonceBytes);
+  for (size_t i = 0; i < kNonceBytes; i += sizeof(uint64_t)) {
+    const uint64_t number = random_number();
+    p.said.append(reinterpret_cast<const char*>(&number), sizeof number);
+  }
+  if (!say(one, std::string_view(p.said).substr(kIdentityBytes))) return;
+  p.awaited = Awaited::kProof;
+}
+
+void Acceptor::let_in(Pendings::iterator one) {
+  Pending& p = one->second;
+  if (!same(proof("dials", p, {}), {p.message, kProofBytes})) return drop(one, kWrong);
+  const std::string identity = p.said.substr(0, kIdentityBytes);
+  const Verdict verdict = verdict_on(identity);
+  const char last = char(verdict);
+  if (!say(one, proof("listens", p, {&last, 1}) + last)) return;
+  hand_over(one, identity, verdict);
+}
+
+Verdict Acceptor::verdict_on(std::string_view identity) const {
+  // From the magic's end to the host's number: protocol and wire. Then Python, and what is behind the purpose.
+  for (const auto& [from, to] : {std::pair<size_t, size_t>{8, 12}, {16, 18}, {24, kIdentityBytes - kNonceBytes}})
+    if (identity.substr(from, to - from) != std::string_view(own_).substr(from, to - from)) return Verdict::kOtherVersion;
+  return number_at(identity, kIdentityHost, 4) == number_at(own_, kIdentityHost, 4) ? Verdict::kNotWanted : Verdict::kFine;
+}
+
+// Good for these two, this connection and this role alone.
+std::string Acceptor::proof(std::string_view role, const Pending& one, std::string_view more) const {
+  std::string text = std::string(kHandshake).append(role);
+  if (!one.binding.empty()) text.append(" over TLS");
+  text.append(1, '\0').append(one.binding).append(one.said).append(more);
+  return std::string(view(hmac_sha256(token_, text)));
+}
+
+void Acceptor::hand_over(Pendings::iterator one, std::string identity, Verdict verdict) {
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, one->second.fd.get(), nullptr);
+  Fd fd = std::move(one->second.fd);
   pending_.erase(one);
+  const bool proved = !identity.empty() && verdict == Verdict::kFine;
+  HostPump* const pump = pump_.load(std::memory_order_acquire);
+  if (proved && pump != nullptr && number_at(identity, kIdentityPurpose, 2) == kForPumps) {
+    try {
+      pump->connect(dup_cloexec(fd.get()), number_at(identity, kIdentityHost, 4));
+    } catch (const std::system_error&) {  // the host was given up, or this one ends
+      return hang_up(std::move(fd));
+    }
+    std::lock_guard lock(mutex_);
+    ++counts_.let_in;
+    return;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    if (proved) ++counts_.let_in;
+    ready_.push_back({std::move(fd), std::move(identity), verdict});
+  }
   write_event(ready_fd_.get());
 }
 

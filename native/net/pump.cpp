@@ -8,19 +8,15 @@
 
 namespace conveyor::net {
 
-namespace {
-
 uint64_t random_number() {
   uint64_t number = 0;
   while (::getrandom(&number, sizeof number, 0) != ssize_t(sizeof number)) {
   }
-  return number | 1;
+  return number;
 }
 
-}  // namespace
-
 HostPump::HostPump(std::shared_ptr<ProcessTable> process_table, uint32_t host, uint64_t window_ns, uint64_t spin_ns)
-    : process_table_(std::move(process_table)), self_(host), window_ns_(window_ns), spin_ns_(spin_ns), instance_(random_number()), notice_(event_fd()), wake_(event_fd()),
+    : process_table_(std::move(process_table)), self_(host), window_ns_(window_ns), spin_ns_(spin_ns), instance_(random_number() | 1), notice_(event_fd()), wake_(event_fd()),
       epoll_(own(::epoll_create1(EPOLL_CLOEXEC))), returned_(std::make_shared<const Fd>(event_fd())), proxies_(process_table_), deaths_seen_(process_table_->header()->deaths.load()) {
   if (host >= kMostHosts) throw std::system_error(EINVAL, std::generic_category(), "host");
   if (epoll_.get() < 0) throw_errno("epoll");

@@ -136,6 +136,8 @@ struct Due {
   uint64_t frames;
 };
 
+uint64_t random_number();  // that nobody can guess
+
 class HostPump final : private Hub {
  public:
   static constexpr uint64_t kWindowNs = 1'000'000'000;

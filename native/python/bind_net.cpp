@@ -65,27 +65,37 @@ void bind_net(nb::module_& m) {
            "offset"_a, "sets"_a, "tasks"_a, "home"_a);
 
   nb::class_<net::Acceptor>(m, "Acceptor", R"(
-      Native thread that accepts connections of other nodes and reads their first message. It never takes the GIL.
+      Native thread that accepts connections of other nodes, and does the handshake with them. It never takes the GIL.
       Whoever does not know the token gets no further.)")
-      .def("__init__", [](net::Acceptor* self, int listener, const nb::bytes& token, double patience) {
+      .def("__init__", [](net::Acceptor* self, int listener, const nb::bytes& token, const nb::bytes& own, bool tls, double time_limit, size_t most_pending) {
              net::AcceptorLimits limits;
-             limits.patience_ns = ns_of(patience);
-             new (self) net::Acceptor(dup_cloexec(listener), std::string(token.c_str(), token.size()), limits);
-           }, "listener"_a, "token"_a, "time_limit"_a,
-           "``listener``: a listening socket, of which it has a duplicate. ``patience``: seconds for the message.")
+             limits.patience_ns = ns_of(time_limit);
+             limits.most_admitted = std::max<size_t>(most_pending, 1);
+             new (self) net::Acceptor(dup_cloexec(listener), std::string(token.c_str(), token.size()), std::string(own.c_str(), own.size()), tls, limits);
+           }, "listener"_a, "token"_a, "own"_a, "tls"_a, "time_limit"_a, "most_pending"_a, R"(
+           ``listener``: a listening socket, of which it has a duplicate. ``own``: this side's identity
+           (``cluster.handshake``). ``tls``: it is not to go on with connections that are admitted. ``time_limit``: seconds
+           for the first message, and for the handshake behind it. ``most_pending``: handshakes at once.)")
       .def_prop_ro("ready_fd", &net::Acceptor::ready_fd, "Becomes readable when there are connections to take, and when it is stopped.")
       .def("take", [](net::Acceptor& a) {
-             std::vector<Fd> taken = a.take();
+             std::vector<net::Arrival> taken = a.take();
              nb::list all;
-             for (const Fd& fd : taken) all.append(fd.get());
-             for (Fd& fd : taken) fd.release();
+             for (const net::Arrival& one : taken) all.append(nb::make_tuple(one.fd.get(), nb::bytes(one.identity.data(), one.identity.size()), int(one.verdict)));
+             for (net::Arrival& one : taken) one.fd.release();
              return all;
-           }, nb::sig("def take(self) -> list[int]"), "Return the descriptors of admitted connections; they are the caller's.")
+           }, nb::sig("def take(self) -> list[tuple[int, bytes, int]]"), R"(
+           Return connections of those that have proved themselves: descriptors, which are the caller's, identities and
+           verdicts. The identity is empty where the connection is only admitted.)")
+      .def("give_to", &net::Acceptor::give_to, "pump"_a, nb::keep_alive<1, 2>(), "Have the pump take the connections that are for it.")
+      .def("introduce", [](net::Acceptor& a, int fd, const nb::bytes& binding) { a.introduce(dup_cloexec(fd), std::string(binding.c_str(), binding.size())); },
+           "fd"_a, "binding"_a, R"(
+           Go on with a connection that was admitted, and has TLS now; it has a duplicate. ``binding``: what its proofs
+           cover of TLS.)")
       .def("counts", [](net::Acceptor& a) {
              const net::Acceptor::Counts counts = a.counts();
-             return nb::make_tuple(counts.strangers, counts.dropped);
-           }, nb::sig("def counts(self) -> tuple[int, int]"),
-           "Return how many have not proved themselves, and how many were dropped for lack of room.")
+             return nb::make_tuple(counts.strangers, counts.dropped, counts.let_in);
+           }, nb::sig("def counts(self) -> tuple[int, int, int]"),
+           "Return how many have not proved themselves, how many were dropped for lack of room, and how many were let in.")
       .def("reasons", [](net::Acceptor& a) {
              nb::list all;
              for (const std::string& reason : a.reasons()) all.append(nb::str(reason.c_str(), reason.size()));

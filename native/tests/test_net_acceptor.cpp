@@ -1,4 +1,4 @@
-// Who is let through to Python by the thread that accepts connections of other hosts.
+// Who is let in by the thread that accepts connections of other hosts.
 #include <arpa/inet.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -21,6 +21,17 @@ std::string admission(const std::string& token) {
   return said + std::string(view(hmac_sha256(token, std::string("conveyor admission\0", 19) + said)));
 }
 
+// Who says it is: the bytes up to the nonce are those of `kOwn` but for the host's number, the purpose and `version`.
+std::string identity(uint8_t host, uint8_t purpose = 0, const std::string& version = "1.2.3") {
+  std::string text = kAdmissionMagic + std::string("\0\4\0\7\0\0\0", 7) + char(host) + std::string("\3\13\0", 3) + char(purpose) + std::string(4, '\0') + version;
+  text.resize(kIdentityBytes - kNonceBytes);
+  return text + std::string(kNonceBytes, 'n');
+}
+
+std::string proof(const std::string& token, const std::string& role, const std::string& said) {
+  return std::string(view(hmac_sha256(token, std::string("conveyor handshake\0", 19) + role + '\0' + said)));
+}
+
 std::string hex(const Digest& digest) {
   std::string text;
   for (const uint8_t byte : digest) {
@@ -35,7 +46,7 @@ struct Listening {
   sockaddr_in at = {};
   std::unique_ptr<Acceptor> acceptor;
 
-  explicit Listening(AcceptorLimits limits = {}) {
+  explicit Listening(AcceptorLimits limits = {}, bool tls = true) {
     Fd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     at.sin_family = AF_INET;
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -43,7 +54,7 @@ struct Listening {
     if (::bind(listener.get(), reinterpret_cast<sockaddr*>(&at), size) != 0 || ::listen(listener.get(), 512) != 0 ||
         ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&at), &size) != 0)
       throw_errno("listen");
-    acceptor = std::make_unique<Acceptor>(std::move(listener), kToken, limits);
+    acceptor = std::make_unique<Acceptor>(std::move(listener), kToken, identity(0), tls, limits);
   }
 
   Fd connect(uint32_t last_byte = 1) const {
@@ -56,7 +67,7 @@ struct Listening {
     return fd;
   }
 
-  std::vector<Fd> taken() const {
+  std::vector<Arrival> taken() const {
     pollfd one = {acceptor->ready_fd(), POLLIN, 0};
     while (::poll(&one, 1, -1) < 0) {
     }
@@ -76,6 +87,12 @@ std::string heard(const Fd& fd) {
     if (n <= 0) return all;
     all.append(some, size_t(n));
   }
+}
+
+std::string answer_of(const Fd& fd, size_t size) {
+  std::string all(size, ' ');
+  CHECK_EQ(::recv(fd.get(), all.data(), size, MSG_WAITALL), ssize_t(size));
+  return all;
 }
 
 char answer(const Fd& fd) {
@@ -103,11 +120,12 @@ TEST(who_knows_the_token_is_handed_over) {
   const std::string said = admission(kToken);
   for (const char c : said) say(fd, std::string(1, c));  // in whatever pieces it comes
   CHECK_EQ(answer(fd), kAdmitted);
-  const std::vector<Fd> taken = l.taken();
+  const std::vector<Arrival> taken = l.taken();
   REQUIRE(taken.size() == 1);
+  CHECK(taken[0].identity.empty());
   say(fd, "what follows is not read by it");
   char some[64];
-  CHECK_EQ(::recv(taken[0].get(), some, sizeof some, 0), ssize_t(30));
+  CHECK_EQ(::recv(taken[0].fd.get(), some, sizeof some, 0), ssize_t(30));
   CHECK_EQ(l.acceptor->counts().strangers, 0u);
 }
 TEST(who_does_not_is_told_so_and_dropped) {
@@ -173,6 +191,138 @@ TEST(nobody_is_kept_that_is_not_taken) {
   CHECK_EQ(l.acceptor->counts().dropped, 1u);
   l.acceptor->stop();
   CHECK_EQ(heard(all[0]), std::string());
+}
+namespace {
+
+// The part of the side that dials, until its proof is due: both identities.
+std::string introduced(const Fd& fd, const std::string& who, bool admitted = false) {
+  if (!admitted) {
+    say(fd, admission(kToken));
+    CHECK_EQ(answer(fd), kAdmitted);
+  }
+  for (const char c : who) say(fd, std::string(1, c));  // in whatever pieces it comes
+  return who + answer_of(fd, kIdentityBytes);
+}
+
+}  // namespace
+
+TEST(without_tls_it_does_the_whole_handshake) {
+  Listening l({}, false);
+  const Fd fd = l.connect();
+  const std::string who = identity(1, 2), said = introduced(fd, who);
+  CHECK_EQ(said.substr(kIdentityBytes, kIdentityBytes - kNonceBytes), identity(0).substr(0, kIdentityBytes - kNonceBytes));
+  say(fd, proof(kToken, "dials", said) + "what follows is not read by it");
+  CHECK(answer_of(fd, 33) == proof(kToken, "listens", said + '\1') + '\1');
+  const std::vector<Arrival> taken = l.taken();
+  REQUIRE(taken.size() == 1);
+  CHECK(taken[0].identity == who);
+  CHECK(taken[0].verdict == Verdict::kFine);
+  CHECK_EQ(answer_of(taken[0].fd, 30), std::string("what follows is not read by it"));
+  CHECK_EQ(l.acceptor->counts().let_in, 1u);
+  CHECK_EQ(l.acceptor->counts().strangers, 0u);
+  const Fd another = l.connect();
+  CHECK(introduced(another, who).substr(kIdentityBytes) != said.substr(kIdentityBytes));  // a nonce is used once
+}
+TEST(a_proof_is_good_for_its_token_its_role_and_its_connection_alone) {
+  Listening l({}, false);
+  const std::string who = identity(1);
+  const Fd first = l.connect();
+  const std::string overheard = proof(kToken, "dials", introduced(first, who));
+  say(first, overheard);
+  CHECK_EQ(answer_of(first, 33).size(), 33u);
+  for (int kind = 0; kind < 5; ++kind) {
+    const Fd fd = l.connect();
+    const std::string said = introduced(fd, who), right = proof(kToken, "dials", said);
+    std::string almost = right;
+    almost[31] = char(almost[31] ^ 1);
+    say(fd, std::array{overheard, proof("another token", "dials", said), proof(kToken, "listens", said), proof(kToken, "dials over TLS", said), almost}[size_t(kind)]);
+    CHECK_EQ(heard(fd), std::string());
+  }
+  CHECK_EQ(l.acceptor->counts().strangers, 5u);
+  CHECK_EQ(l.acceptor->counts().let_in, 1u);
+}
+TEST(who_proves_itself_and_does_not_fit_is_told_why) {
+  Listening l({}, false);
+  std::string wire = identity(1), python = identity(1), protocol = identity(1);
+  protocol[9] = 5;
+  wire[11] = 8;
+  python[17] = 12;
+  const std::vector<std::pair<std::string, Verdict>> all = {
+      {identity(1, 0, "1.2.4"), Verdict::kOtherVersion}, {wire, Verdict::kOtherVersion},    {python, Verdict::kOtherVersion},
+      {protocol, Verdict::kOtherVersion},                {identity(0), Verdict::kNotWanted}, {identity(1, 9), Verdict::kFine}};
+  for (const auto& [who, verdict] : all) {
+    const Fd fd = l.connect();
+    const std::string said = introduced(fd, who);
+    say(fd, proof(kToken, "dials", said));
+    CHECK(answer_of(fd, 33) == proof(kToken, "listens", said + char(verdict)) + char(verdict));
+    const std::vector<Arrival> taken = l.taken();
+    REQUIRE(taken.size() == 1);
+    CHECK(taken[0].verdict == verdict);
+    CHECK(taken[0].identity == who);
+  }
+  CHECK_EQ(l.acceptor->counts().let_in, 1u);
+}
+TEST(handshakes_that_go_on_are_bounded_and_end) {
+  Listening l({.patience_ns = 600 * kSecond, .most_admitted = 4}, false);
+  std::vector<Fd> silent;
+  for (int i = 0; i < 10; ++i) {
+    silent.push_back(l.connect(2));
+    say(silent.back(), admission(kToken));  // overheard, say
+    CHECK_EQ(answer(silent.back()), kAdmitted);
+  }
+  for (size_t i = 0; i < 6; ++i) CHECK_EQ(heard(silent[i]), std::string());
+  const Fd fd = l.connect(3);
+  const std::string said = introduced(fd, identity(1));
+  for (int i = 0; i < 10; ++i) {  // they push out their own
+    silent.push_back(l.connect(2));
+    say(silent.back(), admission(kToken));
+    CHECK_EQ(answer(silent.back()), kAdmitted);
+  }
+  say(fd, proof(kToken, "dials", said));
+  CHECK_EQ(answer_of(fd, 33).back(), '\1');
+  Listening hurried({.patience_ns = 20'000'000}, false);
+  const Fd slow = hurried.connect();
+  say(slow, admission(kToken));
+  CHECK_EQ(heard(slow), std::string(1, kAdmitted));
+  CHECK_EQ(hurried.acceptor->counts().strangers, 1u);
+}
+TEST(over_tls_the_proofs_cover_it) {
+  Listening l;
+  for (const bool right : {true, false}) {
+    auto [fd, secured] = socket_pair();
+    l.acceptor->introduce(std::move(secured), "both certificates");
+    const std::string said = introduced(fd, identity(1), true);
+    const std::string covered = right ? "both certificates" : "others";
+    say(fd, proof(kToken, "dials over TLS", covered + said));
+    if (right)
+      CHECK(answer_of(fd, 33) == proof(kToken, "listens over TLS", covered + said + '\1') + '\1');
+    else
+      CHECK_EQ(heard(fd), std::string());
+  }
+  l.acceptor->stop();
+  auto [late, secured] = socket_pair();
+  l.acceptor->introduce(std::move(secured), "both certificates");
+  CHECK_EQ(heard(late), std::string());
+}
+TEST(a_pump_has_its_connections_without_python) {
+  Host here(0, {0, 1});
+  Listening l({}, false);
+  l.acceptor->give_to(*here.pump);
+  for (const uint8_t purpose : {0, 1}) {
+    const Fd fd = l.connect();
+    const std::string said = introduced(fd, identity(1, purpose));
+    say(fd, proof(kToken, "dials", said));
+    CHECK_EQ(answer_of(fd, 33).back(), '\1');
+    if (purpose == 0) CHECK_EQ(answer_of(fd, 16).size(), 16u);  // the pump has begun its own handshake
+    if (purpose == 1) CHECK_EQ(l.taken().size(), 1u);
+  }
+  here.pump->give_up(1, "a test");
+  const Fd late = l.connect();
+  const std::string said = introduced(late, identity(1));
+  say(late, proof(kToken, "dials", said));
+  CHECK_EQ(heard(late).size(), 33u);
+  CHECK_EQ(l.acceptor->counts().let_in, 2u);
+  CHECK(l.acceptor->take().empty());
 }
 TEST(without_a_descriptor_who_comes_is_turned_away_and_it_goes_on) {
   Listening l;

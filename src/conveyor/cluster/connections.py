@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +19,14 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from conveyor import _core
-from conveyor.cluster.handshake import HandshakeError, Identity, let_in, secured, wrapped_in
+from conveyor.cluster.handshake import (
+    HandshakeError,
+    Identity,
+    let_in,
+    packed,
+    secured,
+    wrapped_in,
+)
 from conveyor.cluster.tls import Tls, relayed
 from conveyor.exceptions import RuntimeStateError, SystemLimitError
 from conveyor.flag import Flag
@@ -36,19 +42,20 @@ MOST_PENDING = 16
 _BACKLOG = 1024
 
 
-class _Pending(Struct, eq=False):
-    """Handshake that is under way. ``dropped``: it has made room for another one."""
+class _Securing(Struct, eq=False):
+    """Connection that is getting TLS. ``dropped``: it has made room for another one."""
 
     sock: socket.socket
     dropped: bool = False
 
 
 class Listener:
-    """Lets nodes of the session in, and hands their sockets over. ``on_node`` is called by a thread of the
-    listener; the socket is its own from then on.
+    """Lets nodes of the session in, and hands their connections over: to the pump (:meth:`give_to`), or to
+    ``on_node``, which is called by a thread of the listener, and owns the socket from then on.
 
-    A native thread accepts, and reads the first message of each connection. Only those that know the token
-    come to Python, whatever else connects.
+    A native thread accepts, and does the handshake. Only those that know the token come to Python, whatever
+    else connects. With TLS a thread of Python secures each connection between its admission and the
+    handshake.
     """
 
     def __init__(
@@ -58,7 +65,6 @@ class Listener:
         own: Identity,
         on_node: Callable[[socket.socket, Identity], None],
         *,
-        wanted: frozenset[int] | None = None,
         tls: Tls | None = None,
         time_limit: float = TIME_LIMIT,
         most_pending: int = MOST_PENDING,
@@ -70,20 +76,20 @@ class Listener:
                 f"hosts are let in at one address, not at all that this machine has ({address[0]!r}): name "
                 f"the one that the other hosts can reach"
             )
-        self._token, self._own, self._on_node = token, own, on_node
-        self._wanted, self._tls, self._time_limit = wanted, tls, time_limit
+        self._own, self._on_node = own, on_node
+        self._tls, self._time_limit = tls, time_limit
         self._most_pending = most_pending
         self._lock = threading.Lock()
-        self._pending: list[_Pending] = []
+        self._securing: list[_Securing] = []
         self._closed = False
         self._refused = self._pushed_out = 0
         self._reasons: deque[str] = deque(maxlen=32)
-        #: How many were let in.
-        self.let_in = 0
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         with socket.create_server(address, family=family, backlog=_BACKLOG) as server:
             self.address: tuple[str, int] = server.getsockname()[:2]
-            self._acceptor = _core.Acceptor(server.fileno(), token, time_limit)
+            self._acceptor = _core.Acceptor(
+                server.fileno(), token, packed(own), tls is not None, time_limit, most_pending
+            )
         try:
             self._thread = threads.start(self._listen, "listener")
         except BaseException:
@@ -101,17 +107,26 @@ class Listener:
         return self._pushed_out + self._acceptor.counts()[1]
 
     @property
+    def let_in(self) -> int:
+        """How many were let in."""
+        return self._acceptor.counts()[2]
+
+    @property
     def reasons(self) -> list[str]:
         """Reasons why the last strangers were refused."""
         with self._lock:
             self._reasons += self._acceptor.reasons()
             return list(self._reasons)
 
+    def give_to(self, pump: _core.HostPump) -> None:
+        """Have the pump take all connections that are for it, without Python."""
+        self._acceptor.give_to(pump)
+
     def close(self) -> None:
         """Let nobody in any more, and break off handshakes that are under way."""
         with self._lock:
             self._closed = True
-            for one in self._pending:
+            for one in self._securing:
                 _break_off(one.sock)
         self._acceptor.stop()
         self._thread.join()
@@ -121,8 +136,21 @@ class Listener:
         poll.register(self._acceptor.ready_fd, select.POLLIN)
         while not self._closed:
             poll.poll()
-            for fd in self._acceptor.take():
-                self._begin(socket.socket(fileno=fd))
+            for fd, identity, verdict in self._acceptor.take():
+                sock = socket.socket(fileno=fd)
+                if identity:
+                    self._take(sock, identity, verdict)
+                else:
+                    self._begin(sock)
+
+    def _take(self, sock: socket.socket, identity: bytes, verdict: int) -> None:
+        try:
+            other = let_in(identity, verdict, self._own)
+        except HandshakeError as error:
+            self._note(str(error))
+            hang_up(sock)
+            return
+        self._on_node(sock, other)
 
     def _begin(self, sock: socket.socket) -> None:
         one = self._admit(sock)
@@ -130,65 +158,51 @@ class Listener:
             hang_up(sock)
             return
         try:
-            threads.start(self._handshake, "handshake", one)
+            threads.start(self._secure, "handshake", one)
         except SystemLimitError:  # the system has no more threads
             with self._lock:
-                self._pending.remove(one)
+                self._securing.remove(one)
                 self._pushed_out += 1
             hang_up(sock)
 
-    def _admit(self, sock: socket.socket) -> _Pending | None:
+    def _admit(self, sock: socket.socket) -> _Securing | None:
         """Add a connection to those that are under way. If there are too many, the oldest is dropped: it has
         said nothing for longest."""
         with self._lock:
             if self._closed:
                 self._pushed_out += 1
                 return None
-            one = _Pending(sock)
-            alike = [o for o in self._pending if not o.dropped]
+            one = _Securing(sock)
+            alike = [o for o in self._securing if not o.dropped]
             if len(alike) >= self._most_pending:
                 alike[0].dropped = True
                 self._pushed_out += 1
                 _break_off(alike[0].sock)
-            self._pending.append(one)
+            self._securing.append(one)
             return one
 
-    def _handshake(self, one: _Pending) -> None:
+    def _secure(self, one: _Securing) -> None:
+        """Have TLS over a connection, and give the acceptor what stands for it."""
+        assert self._tls is not None
         deadline = _core.monotonic() + self._time_limit
-        other: Identity | None = None
+        plain: socket.socket | None = None
         try:
-            binding = b""
-            if self._tls is not None:
-                with self._lock:  # who breaks it off finds the one that has the connection
-                    one.sock = secure = wrapped_in(one.sock, self._tls.server, server=True)
-                secured(secure, deadline)
-                binding = self._tls.binding(secure, listens=True)
-            other = let_in(one.sock, self._token, self._own, deadline, self._wanted, binding)
+            with self._lock:  # who breaks it off finds the one that has the connection
+                one.sock = secure = wrapped_in(one.sock, self._tls.server, server=True)
+            secured(secure, deadline)
+            binding = self._tls.binding(secure, listens=True)
+            plain = relayed(secure)
         except (HandshakeError, OSError) as error:
             if not one.dropped:
                 self._note(str(error))
         finally:
             with self._lock:
-                self._pending.remove(one)
-                good = other is not None and not one.dropped
-                if good:
-                    self.let_in += 1
-            if not good:
+                self._securing.remove(one)
+            if plain is None:
                 hang_up(one.sock)
-        if good:
-            assert other is not None
-            self._hand_over(one, other)
-
-    def _hand_over(self, one: _Pending, other: Identity) -> None:
-        came = one.sock
-        if isinstance(came, ssl.SSLSocket):
-            try:
-                came = relayed(came)
-            except OSError as error:
-                self._note(str(error))
-                hang_up(one.sock)
-                return
-        self._on_node(came, other)
+        if plain is not None:
+            with plain:
+                self._acceptor.introduce(plain.fileno(), binding)
 
     def _note(self, reason: str) -> None:
         with self._lock:

@@ -1,8 +1,9 @@
 """Handshake of two nodes. Both prove that they know the session's token, before anything else is said.
 
-The side that dials asks for admission with its first message, before TLS too. A native thread of the listener
-checks that message (:class:`_core.Acceptor`), so strangers cost no Python. A stranger may have overheard it,
-and send it again: so the handshake follows.
+The side that dials asks for admission with its first message, before TLS too. A stranger may have overheard
+it, and send it again: so the handshake follows. This module has the part of the side that dials. The side that
+listens is native (``native/net/acceptor.h``): neither strangers nor a program that keeps the interpreter busy
+keep a node out.
 
 Each message has one size, so a stranger cannot make the listener read more. The side that has dialled proves
 itself first. Proofs are HMAC-SHA256 over both identities, with the role of the prover: a proof is good
@@ -40,9 +41,8 @@ CONNECTION_VERSION = 4
 _MAGIC = b"conveyor"
 _NONCE = 32
 _ADMITTED = b"\1"
-# magic, protocol, wire, host, python, purpose, version, nonce
+# magic, protocol, wire, host, python, purpose, version, nonce; `native/net/acceptor.h` has the same
 _IDENTITY = struct.Struct("!8sHHIHH4x24s32s")
-_PROOF = 32
 _VERDICT = struct.Struct("!32sB")
 #: Seconds after which another try to connect is made beside the first, and how many there are.
 _NEXT_TRY, _MOST_TRIES = 0.15, 8
@@ -54,7 +54,7 @@ _ENDED = (
     "it has ended the connection. It may not take this side's certificate, or know another token"
 )
 _LATE = "the other side has not finished its handshake in time"
-_FINE, _OTHER_VERSION, _NOT_WANTED = 1, 2, 3
+_FINE = 1
 _GONE = "the other side has gone before it had proved itself"
 _HUNG_UP = (
     "the other side has hung up on this one's proof that it knows the session's token: it knows another one "
@@ -275,13 +275,13 @@ def introduce(
     sock: socket.socket, token: bytes, own: Identity, deadline: float, binding: bytes = b""
 ) -> Identity:
     """Do the part of the side that has dialled. ``binding``: see :meth:`Tls.binding`."""
-    request = _pack(own)
+    request = packed(own)
     _say(sock, request, deadline)
     try:
         answer = _hear(sock, _IDENTITY.size, deadline)
     except _GoneError as error:
         raise NotHeardError("the other side has no time for this one") from error
-    _unpack(answer)  # that it is one
+    _unpack(answer)  # it is one
     _say(sock, _proof(token, b"dials", binding, request, answer), deadline)
     proof, verdict = _VERDICT.unpack(_hear(sock, _VERDICT.size, deadline, _HUNG_UP))
     expected = _proof(token, b"listens", binding, request, answer, bytes([verdict]))
@@ -294,32 +294,13 @@ def introduce(
     return other
 
 
-def let_in(
-    sock: socket.socket,
-    token: bytes,
-    own: Identity,
-    deadline: float,
-    wanted: frozenset[int] | None,
-    binding: bytes = b"",
-) -> Identity:
-    """Do the part of the side that listens. ``wanted``: the nodes that may come; ``None``: all."""
-    request = _hear(sock, _IDENTITY.size, deadline)
-    other = _unpack(request)
-    answer = _pack(own)
-    _say(sock, answer, deadline)
-    proof = _hear(sock, _PROOF, deadline)
-    if not hmac.compare_digest(proof, _proof(token, b"dials", binding, request, answer)):
-        raise HandshakeError("somebody who does not know this session's token has connected")
-    verdict = _FINE
-    if own.difference(other) is not None:
-        verdict = _OTHER_VERSION
-    elif other.node == own.node or (wanted is not None and other.node not in wanted):
-        verdict = _NOT_WANTED
-    said = _proof(token, b"listens", binding, request, answer, bytes([verdict]))
-    _say(sock, _VERDICT.pack(said, verdict), deadline)
+def let_in(identity: bytes, verdict: int, own: Identity) -> Identity:
+    """Return the identity of the other side, which has proved itself to the acceptor. ``HandshakeError`` if
+    it was refused."""
+    other = _unpack(identity)
     _check(own, other)
     if verdict != _FINE:
-        raise HandshakeError(f"host {other.node} has connected, which is not waited for")
+        raise HandshakeError(f"host {other.node} has connected, which is this one's own number")
     return other
 
 
@@ -371,7 +352,8 @@ def _check(own: Identity, other: Identity) -> None:
         )
 
 
-def _pack(own: Identity) -> bytes:
+def packed(own: Identity) -> bytes:
+    """Return the message that says who this side is, with a new nonce."""
     version = own.conveyor.encode()[:24]
     python = own.python[0] << 8 | own.python[1]
     return _IDENTITY.pack(
@@ -386,8 +368,8 @@ def _pack(own: Identity) -> bytes:
     )
 
 
-def _unpack(packed: bytes) -> Identity:
-    magic, protocol, wire, node, python, purpose, version, _ = _IDENTITY.unpack(packed)
+def _unpack(message: bytes) -> Identity:
+    magic, protocol, wire, node, python, purpose, version, _ = _IDENTITY.unpack(message)
     if magic != _MAGIC:
         raise HandshakeError("something has connected that does not speak Conveyor's protocol")
     text = version.rstrip(b"\0").decode("ascii", "replace")

@@ -6,10 +6,12 @@ again.
 """
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import queue
 import random
+import select
 import socket
 import struct
 import sys
@@ -40,6 +42,10 @@ def entry(body, address, failed):
         raise
 
 
+def handed_over(_sock, _identity):
+    raise AssertionError("the pump takes its connections itself")
+
+
 class Pair:
     """Host 0 here, which listens, and host 1 in a process that runs ``body`` and dials."""
 
@@ -47,9 +53,8 @@ class Pair:
         WINDOW[0] = window
         self.node = Node(0, window=window)
         self.node.mirror()
-        self.listener = Listener(
-            ("127.0.0.1", 0), TOKEN, Identity(0, "test"), lambda sock, _: self.node.connect(sock)
-        )
+        self.listener = Listener(("127.0.0.1", 0), TOKEN, Identity(0, "test"), handed_over)
+        self.listener.give_to(self.node.pump)
         self.between = between and between(self.listener.address)
         address = (self.between or self.listener).address
         context = multiprocessing.get_context("fork")
@@ -189,6 +194,24 @@ class Weather:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.reset()
+
+
+def test_a_host_comes_back_while_the_interpreter_is_kept_from_all_other_threads():
+    """Its connection goes from the listener to the pump without Python."""
+    with Pair(echo) as pair:
+        pair.node.wait_event(_core.HOST_CONNECTED)
+        pair.node.pump.disconnect(1, "a test")
+        for _ in range(2):  # disconnected, connected: each makes it readable
+            one = (ctypes.c_int * 2)(pair.node.pump.notice_fd, select.POLLIN)
+            assert ctypes.PyDLL(None).poll(one, 1, 60_000) == 1  # with the GIL
+            events = [kind for kind, _, _ in pair.node.pump.events()]
+            if _core.HOST_CONNECTED in events:
+                break
+        assert events[-1] == _core.HOST_CONNECTED
+        writer, reader = pair.node.ends()
+        pair.node.send(writer, "again", 0)
+        assert pair.node.receive(reader) == "again"
+        pair.node.send(writer, None, 1)
 
 
 def test_frames_come_in_their_order_and_once_in_bad_weather():

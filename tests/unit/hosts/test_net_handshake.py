@@ -1,10 +1,14 @@
 """Who is let in by a host of the session: those who know its token and run the same, and nobody else."""
 
 import contextlib
+import ctypes
 import os
 import queue
 import resource
+import select
 import socket
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -23,7 +27,6 @@ from conveyor.cluster.handshake import (
     dial_node,
     hand_over,
     introduce,
-    let_in,
     new_token,
 )
 from conveyor.cluster.tls import Tls, make_certificate
@@ -152,23 +155,23 @@ def test_garbage_is_dropped_and_counted(garbage):
 
 
 def test_what_was_overheard_is_good_for_nothing():
-    here, there = socket.socketpair()
     heard = []
 
     class Overheard:
+        def __init__(self, sock):
+            self.sock = sock
+
         def __getattr__(self, name):
-            return getattr(here, name)
+            return getattr(self.sock, name)
 
         def sendall(self, data):
             heard.append(bytes(data))
-            here.sendall(data)
+            self.sock.sendall(data)
 
-    thread = threading.Thread(
-        target=let_in, args=(there, TOKEN, HERE, time.monotonic() + WAIT, None), daemon=True
-    )
-    thread.start()
-    introduce(Overheard(), TOKEN, THERE, time.monotonic() + WAIT)
-    thread.join()
+    with listening() as (listener, came):
+        with admitted(listener.address) as here:
+            introduce(Overheard(here), TOKEN, THERE, time.monotonic() + WAIT)
+        came.get(timeout=60)[0].close()
     assert len(heard) == 2
     with listening() as (listener, came):
         with admitted(listener.address) as sock:
@@ -214,7 +217,7 @@ def test_what_is_admitted_is_bounded():
             sock.sendall(overheard)
             assert sock.recv(1) == b"\1"
         soon(lambda: listener.dropped == 16)
-        soon(lambda: [t.name for t in threading.enumerate()].count("conveyor-handshake") <= 4)
+        assert "conveyor-handshake" not in [t.name for t in threading.enumerate()]
         dial(listener.address, TOKEN, THERE, WAIT)[0].close()
         came.get(timeout=60)[0].close()
         for sock in several:
@@ -269,12 +272,14 @@ def test_a_listener_that_hangs_up_at_once_is_requested_again():
         for _ in range(2):
             server.accept()[0].close()
             hung_up.append(True)
-        with server.accept()[0] as sock:
-            assert len(sock.recv(1000)) == 72
-            sock.sendall(b"\1")
-            let_in(sock, TOKEN, HERE, time.monotonic() + 60, None)
+        with server.accept()[0] as near, socket.create_connection(listener.address) as far:
+            # The messages of a handshake, by turns.
+            for size, source, target in zip(
+                (72, 1, 80, 80, 32, 33), (near, far) * 3, (far, near) * 3, strict=True
+            ):
+                target.sendall(source.recv(size, socket.MSG_WAITALL))
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with listening() as (listener, _), socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=listen)
         thread.start()
         sock, other = dial(server.getsockname(), TOKEN, THERE, 60)
@@ -319,13 +324,12 @@ def test_a_stranger_hears_the_end_though_a_forked_child_has_a_copy_of_its_connec
     with (
         listening(time_limit=600.0) as (listener, _),
         admitted(listener.address) as sock,
+        holding_copies(),
     ):
-        soon(lambda: listener._pending)
-        with holding_copies():
-            sock.sendall(b"c" * 200)
-            sock.settimeout(60)
-            with contextlib.suppress(ConnectionResetError):
-                assert sock.recv(1) == b""
+        sock.sendall(b"c" * 200)
+        sock.settimeout(60)
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(1) == b""
 
 
 @pytest.mark.parametrize(
@@ -346,14 +350,37 @@ def test_other_versions_are_told_on_both_sides(other, what):
         assert came.empty()
 
 
-def test_hosts_that_are_not_waited_for_are_told():
-    with listening(wanted=frozenset({1})) as (listener, came):
-        for host in (0, 2):
-            with pytest.raises(HandshakeError, match="does not want"):
-                dial(listener.address, TOKEN, Identity(host, "1.2.3"), WAIT)
+def test_a_host_with_the_listeners_own_number_is_told():
+    with listening() as (listener, came):
+        with pytest.raises(HandshakeError, match="does not want"):
+            dial(listener.address, TOKEN, Identity(0, "1.2.3"), WAIT)
+        soon(lambda: listener.strangers == 1)
+        assert "host 0 has connected, which is this one's own number" in listener.reasons[0]
         dial(listener.address, TOKEN, THERE, WAIT)[0].close()
         came.get(timeout=60)[0].close()
-        soon(lambda: listener.strangers == 2)
+        assert listener.let_in == 1
+
+
+#: Dials, and says that it was let in; then closes its connection when it is told to.
+_DIALS = """
+import sys
+from conveyor.cluster.handshake import Identity, dial
+dial(("127.0.0.1", int(sys.argv[1])), bytes.fromhex(sys.argv[2]), Identity(1, "1.2.3"), 60)
+print("in", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_host_is_let_in_though_the_interpreter_is_kept_from_all_other_threads():
+    """A program may keep it for long: in native code, or by giving it back only for moments."""
+    with listening() as (listener, came):
+        words = [sys.executable, "-c", _DIALS, str(listener.address[1]), TOKEN.hex()]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as host:
+            one = (ctypes.c_int * 2)(host.stdout.fileno(), select.POLLIN)
+            assert ctypes.PyDLL(None).poll(one, 1, WAIT * 1000) == 1  # with the GIL
+            assert host.stdout.readline() == b"in\n"
+            host.stdin.close()
+        came.get(timeout=60)[0].close()
 
 
 def test_nobody_there_is_an_error_that_says_where():
@@ -457,10 +484,11 @@ def test_one_address_is_listened_at():
         Listener(("0.0.0.0", 0), TOKEN, HERE, print)
 
 
-def test_a_listener_that_is_closed_breaks_off_what_is_under_way():
-    with listening(time_limit=60.0) as (listener, _):
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_listener_that_is_closed_breaks_off_what_is_under_way(tls, secure):
+    with listening(time_limit=60.0, tls=tls if secure else None) as (listener, _):
         sock = admitted(listener.address)
-        soon(lambda: "conveyor-handshake" in [t.name for t in threading.enumerate()])
+        soon(lambda: ("conveyor-handshake" in [t.name for t in threading.enumerate()]) == secure)
     sock.settimeout(WAIT)
     with contextlib.suppress(ConnectionResetError):
         assert sock.recv(10) == b""

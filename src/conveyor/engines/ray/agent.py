@@ -242,6 +242,7 @@ class Agent:
             address,
             lambda at: Listener(at, self._token, self._identity, self._let_in, tls=self._tls),
         )
+        self._listener.give_to(pump)
         self._events.add(pump.notice_fd, self._on_notice)
         self._locate(_DRIVER, self._terms.address)
         self._redials.prepare(_DRIVER)
@@ -435,14 +436,11 @@ class Agent:
         return dial_node(node, address, self._token, own, window, self._tls)
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
+        """Serve a connection that is not for the pump."""
         if other.purpose == FOR_FETCHING:
             self._shared_files.serve(sock)
             return
-        if other.purpose == FOR_READING:
-            self._memories.serve(sock)
-            return
-        with suppress(OSError):  # it was given up
-            hand_over(sock, self._node_agent.pump, other.node)
+        self._memories.serve(sock)
 
     def _locate(self, node: int, address: tuple[str, int]) -> None:
         self._addresses[node] = address

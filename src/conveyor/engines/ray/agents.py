@@ -23,7 +23,6 @@ from conveyor.cluster.handshake import (
     FOR_READING,
     Identity,
     dial_node,
-    hand_over,
     new_token,
 )
 from conveyor.cluster.servers import Memories, SharedFiles, Supply
@@ -416,6 +415,7 @@ class Agents:
                 # Nobody knows the listener's address yet, so the pump is there before the first connection.
                 self._pump = self._callbacks.pump(self._window, listener.address[0])
                 self._events.add(self._pump.notice_fd, self._on_notice)
+                listener.give_to(self._pump)
             except BaseException:
                 listener.close()
                 raise
@@ -438,16 +438,12 @@ class Agents:
         return list(self._by_node.values())
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
+        """Serve a connection that is not for the pump."""
         if other.purpose == FOR_FETCHING:
             self._shared_files.serve(sock)
             return
-        if other.purpose == FOR_READING:
-            assert self._memories is not None
-            self._memories.serve(sock)
-            return
-        assert self._pump is not None
-        with suppress(OSError):  # it was given up
-            hand_over(sock, self._pump, other.node)
+        assert self._memories is not None
+        self._memories.serve(sock)
 
     def _hear(self, node: AgentNode) -> None:
         """Ask the node's agent for its next news."""
