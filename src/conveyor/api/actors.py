@@ -112,14 +112,19 @@ class ActorHandle(Generic[InstanceT]):
     __slots__ = ("__weakref__", "_class_name", "_id", "_retained", "_runtime", "_table")
 
     def __init__(
-        self, runtime: Runtime, actor: ActorId, class_name: str, table: MethodTable
+        self,
+        runtime: Runtime,
+        actor: ActorId,
+        class_name: str,
+        table: MethodTable,
+        retained: object = None,
     ) -> None:
         self._runtime = runtime
         self._id = actor
         self._class_name = class_name
         self._table = table
         # The handle's end ends this share in the actor: see `Runtime.retain`.
-        self._retained = runtime.retain(actor)
+        self._retained = runtime.retain(actor) if retained is None else retained
 
     def __getattr__(self, name: str) -> AnyMethod:
         # Python asks for many underscored names (copy, pickle, notebooks), also while there is no
@@ -526,8 +531,9 @@ class ActorClass(Generic[T]):
             assert name is not None
             while True:
                 with suppress(ValueError):  # there is none yet
-                    actor, class_name, methods = runtime.find_actor(name)
-                    return ActorHandle(runtime, actor, class_name, make_table(methods))
+                    actor, class_name, methods, retained = runtime.find_actor(name)
+                    table = make_table(methods)
+                    return ActorHandle(runtime, actor, class_name, table, retained)
                 with suppress(NameTakenError):  # another thread or process has been faster
                     return self._start(runtime, args, kwargs)
         except Exception as error:
@@ -550,7 +556,8 @@ class ActorClass(Generic[T]):
             env_vars=dict(options.env_vars),
             placement=options.placement_for(runtime.places),
         )
-        return ActorHandle(runtime, runtime.create_actor(spec), cls.__name__, self._table)
+        actor, retained = runtime.create_actor(spec)
+        return ActorHandle(runtime, actor, cls.__name__, self._table, retained)
 
     def options(self, **options: Unpack[ActorOptionTypes]) -> ActorClass[T]:
         """Return the same class with other options; see ``remote`` for them.

@@ -207,8 +207,8 @@ def get_actor(name: str) -> ActorHandle:
     if not isinstance(name, str):
         raise TypeError(f"an actor's name is a str, not {type(name).__name__}")
     runtime = context.current()
-    actor, class_name, methods = runtime.find_actor(name)
-    return ActorHandle(runtime, actor, class_name, make_table(methods))
+    actor, class_name, methods, retained = runtime.find_actor(name)
+    return ActorHandle(runtime, actor, class_name, make_table(methods), retained)
 
 
 def empty(shape: int | Sequence[int], dtype: Any = float) -> np.ndarray[Any, Any]:

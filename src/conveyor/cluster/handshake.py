@@ -1,9 +1,9 @@
 """Handshake of two nodes. Both prove that they know the session's token, before anything else is said.
 
 The side that dials asks for admission with its first message, before TLS too. A stranger may have overheard
-it, and send it again: so the handshake follows. This module has the part of the side that dials. The side that
-listens is native (``native/net/acceptor.h``): neither strangers nor a program that keeps the interpreter busy
-keep a node out.
+it, and send it again: so the handshake follows. This module has the part of the side that dials. The side
+that listens is native (``native/net/acceptor.h``): neither strangers nor a program that keeps the interpreter
+busy keep a node out.
 
 Each message has one size, so a stranger cannot make the listener read more. The side that has dialled proves
 itself first. Proofs are HMAC-SHA256 over both identities, with the role of the prover: a proof is good

@@ -72,7 +72,6 @@ class Actor(Struct, eq=False):
     failures: int = 0
     handles: int = 0
     graphs: set[int] = field(default_factory=set)
-    held: bool = False  # there has been a handle
     shared: bool = False  # a handle has left this process: it is not known when the last is gone
     stopping: bool = False
     over: Flag = field(default_factory=Flag)
@@ -621,17 +620,25 @@ class Table:
         """Return the processes that are not known to have ended."""
         return list(self._by_pid.items())
 
-    def find(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
-        """Return the actor with this name, its class and its methods; raise ``ValueError`` if there is none.
-        Waits for an actor that another thread is starting."""
+    def find(
+        self, name: str, *, by_actor: bool = False
+    ) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
+        """Return the actor with this name, its class and its methods, with one handle more; raise
+        ``ValueError`` if there is none. Waits for an actor that another thread is starting. ``by_actor``: the
+        handle is not in this process."""
         while True:
-            identity = self._named(name)
-            record = None if identity is None else self.known(identity)
-            if record is None:
-                known = ", ".join(sorted(filter(self._named, list(self._names)))) or "none"
-                raise ValueError(f"there is no actor named {name!r}; named actors: {known}")
-            if record.usable.is_set():
-                return record.id, record.class_name, record.methods
+            with self.lock:  # nobody takes its name meanwhile, which may end it
+                identity = self._named(name)
+                record = None if identity is None else self.known(identity)
+                if record is None:
+                    known = ", ".join(sorted(filter(self._named, list(self._names)))) or "none"
+                    raise ValueError(f"there is no actor named {name!r}; named actors: {known}")
+                if record.usable.is_set():
+                    if by_actor:
+                        record.actor.shared = True
+                    else:
+                        record.actor.handles += 1
+                    return record.id, record.class_name, record.methods
             what, doing = f"the start of {name}", "another thread starts it"
             wait_for_flag(record.usable, what, doing)
 
@@ -646,15 +653,13 @@ class Table:
 
     def _take_name(self, name: str, identity: ActorId) -> ActorId | None:
         """Take the name for an actor, also from another one whose constructor has raised. Return the other
-        actor, with one handle more, if there has been a handle of it."""
+        actor, with one handle more."""
         before = self._names.get(name)
         self._names[name] = identity
         record = None if before is None or before == identity else self.known(before)
         if record is None or not record.is_unmade:
             return None
         record.actor.name = None
-        if not record.actor.held:
-            return None
         self.retain(record.id)
         return record.id
 
@@ -685,7 +690,6 @@ class Table:
         record = self.known(actor)
         if record is not None:
             record.actor.handles += 1
-            record.actor.held = True
 
     def retain_for(self, actor: ActorId, graph: int) -> None:
         """Note that graph ``graph`` needs the actor. This is no count: a caller that is interrupted here
@@ -693,7 +697,6 @@ class Table:
         record = self.known(actor)
         if record is not None:
             record.actor.graphs.add(graph)
-            record.actor.held = True
 
     def share(self, actor: ActorId) -> None:
         """Note that a handle of the actor leaves this process."""
@@ -744,7 +747,7 @@ class Table:
     def _can_be_forgotten(record: ActorRecord) -> bool:
         """Return whether the actor is dead, and nothing in this process asks for it."""
         actor = record.actor
-        requested_for = actor.handles > 0 or actor.graphs or not actor.held
+        requested_for = actor.handles > 0 or actor.graphs
         return not requested_for and record.cleaned_up.is_set() and not record.under_way
 
     def reserve(self, record: ActorRecord) -> None:

@@ -339,7 +339,7 @@ class Driver(CallingRuntime):
 
     # Actors
 
-    def create_actor(self, spec: ActorSpec) -> ActorId:
+    def create_actor(self, spec: ActorSpec) -> tuple[ActorId, object]:
         actor = Actor(
             spec.cls.__name__,
             spec.methods,
@@ -348,18 +348,20 @@ class Driver(CallingRuntime):
             spec.max_concurrency,
             spec.max_restarts,
             keep(spec.cls, spec.args, spec.kwargs, always=spec.max_restarts != 0),
+            handles=1,
         )
         record = self.supervisor.start(
             actor, lambda link: link.call(start((spec.cls, *spec.args), spec.kwargs)), later=True
         )
-        return record.id
+        return record.id, self._retained(record.id)
 
     def attach(self, attached: Attached) -> ActorId:
         """Have that actor take part in the session, until it ends or is killed."""
         return self._attachments.attach(attached)
 
-    def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
-        return self.table.find(name)
+    def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo], object]:
+        actor, class_name, methods = self.table.find(name)
+        return actor, class_name, methods, self._retained(actor)
 
     def link(self, actor: ActorId) -> Link:
         self.table.check_open()
@@ -378,8 +380,12 @@ class Driver(CallingRuntime):
         self.supervisor.kill(actor, no_restart, graceful)
 
     def retain(self, actor: ActorId) -> object:
-        release = partial(self.supervisor.release, actor)
         self.table.retain(actor)
+        return self._retained(actor)
+
+    def _retained(self, actor: ActorId) -> object:
+        """Return what gives back one handle that is counted."""
+        release = partial(self.supervisor.release, actor)
         try:
             return self.cleanup.finalizer(release)
         except BaseException:  # no memory: there will be no handle

@@ -521,9 +521,7 @@ class Dispatcher:
         return self._supervisor.start(actor, construct, later=True).id, []
 
     def _find(self, _caller: ActorRecord, request: messages.Find) -> _Answer:
-        found = self._table.find(request.name)
-        self._table.share(found[0])
-        return found, []
+        return self._table.find(request.name, by_actor=True), []
 
     def _find_transport(self, _caller: ActorRecord, request: messages.FindTransport) -> _Answer:
         return context.TRANSPORTS.get(request.name), []

@@ -562,7 +562,7 @@ class Supervisor:
             record.placed.set()
             record.usable.set()
         with self._table.lock:
-            if record.actor.held and record.actor.handles <= 0 and not record.actor.shared:
+            if record.actor.handles <= 0 and not record.actor.shared:
                 self._log_start_error(record)
 
     def _log_start_error(self, record: ActorRecord) -> None:

@@ -232,10 +232,14 @@ class Runtime(Protocol):
         holds the graph or one of its refs."""
         ...
 
-    def create_actor(self, spec: ActorSpec) -> ActorId: ...
+    def create_actor(self, spec: ActorSpec) -> tuple[ActorId, object]:
+        """Start an actor. With it comes what :meth:`retain` returns for its first handle: others may find
+        the actor by its name, and drop their handles, before that one is made."""
+        ...
 
-    def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
-        """The named actor with its class name and methods; ``ValueError`` if there is none."""
+    def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo], object]:
+        """The named actor with its class name, its methods, and what :meth:`retain` returns for a handle;
+        ``ValueError`` if there is none."""
         ...
 
     def call(

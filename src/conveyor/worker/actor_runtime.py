@@ -226,7 +226,7 @@ class ActorRuntime(CallingRuntime):
             (fd,) = all_of(fds, 1)
             return socket.socket(fileno=fd)
 
-    def create_actor(self, spec: ActorSpec) -> ActorId:
+    def create_actor(self, spec: ActorSpec) -> tuple[ActorId, object]:
         module = importing()
         if module:
             raise RuntimeStateError(
@@ -249,7 +249,7 @@ class ActorRuntime(CallingRuntime):
         assert isinstance(actor, ActorId)
         if stored is None:
             self.link(actor).call(start((spec.cls, *spec.args), spec.kwargs))
-        return actor
+        return actor, self.retain(actor)
 
     def _constructor(self, spec: ActorSpec) -> StoredConstructor | None:
         """Return the constructor call with which the driver can start the actor, now and again. ``None``:
@@ -264,11 +264,11 @@ class ActorRuntime(CallingRuntime):
             kwargs = {name: _whole(each) for name, each in kwargs.items()}
         return keep(spec.cls, args, kwargs, always, inside=True)
 
-    def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
+    def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo], object]:
         found: Any
         found, _ = self._requests.ask(Find(name))
         actor, class_name, methods = found
-        return actor, class_name, methods
+        return actor, class_name, methods, self.retain(actor)
 
     def kill(self, actor: ActorId, no_restart: bool = True, graceful: bool = False) -> None:
         self._requests.ask(Kill(actor, no_restart, graceful))

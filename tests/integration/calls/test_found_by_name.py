@@ -10,6 +10,7 @@ import pytest
 from integration_helpers import WAIT, get, hold
 
 import conveyor
+from conveyor.api.actors import ActorHandle
 from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError, ConstructorError, TaskError
 
@@ -233,6 +234,41 @@ def test_a_name_is_free_where_the_constructor_has_raised(exists, tmp_path):
     del failed
     assert conveyor.get_actor("fragile") == actor
     assert get(actor.same.remote(4)) == 4
+
+
+def test_who_makes_an_actor_gets_its_constructors_error_though_others_have_dropped_it(
+    monkeypatch, tmp_path
+):
+    """Another thread finds the actor, drops it and gives its name away before its maker has a handle."""
+    broken, inside, go_on = (tmp_path / name for name in ("broken", "inside", "go on"))
+    broken.touch()
+    others, told = [], []
+
+    def find():
+        hold(inside)
+        found = conveyor.get_actor("fragile")
+        go_on.touch()
+        with pytest.raises(ConstructorError, match="device busy"):
+            get(found.same.remote(1))
+        del found
+        others.append(Named.options(name="fragile").remote())
+        told.append(get(others[0].call.remote(0)))
+
+    thread = threading.Thread(target=find)
+    make = ActorHandle.__init__
+
+    def late(handle, *args):
+        if threading.current_thread() is not thread:
+            thread.join(WAIT)
+        make(handle, *args)
+
+    monkeypatch.setattr(ActorHandle, "__init__", late)
+    thread.start()
+    actor = Fragile.options(name="fragile").remote(broken, inside, go_on)
+    assert told
+    for _ in range(300):  # longer than its end would take
+        with pytest.raises(ConstructorError, match="device busy"):
+            get(actor.same.remote(1))
 
 
 def test_actors_get_a_name_whose_constructor_has_raised(tmp_path):

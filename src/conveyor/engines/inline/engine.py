@@ -315,7 +315,7 @@ class InlineRuntime(CallingRuntime):
 
     # Actors
 
-    def create_actor(self, spec: ActorSpec) -> ActorId:
+    def create_actor(self, spec: ActorSpec) -> tuple[ActorId, object]:
         self._check_open()
         self._tidy()
         lasting = Lasting(
@@ -326,6 +326,7 @@ class InlineRuntime(CallingRuntime):
             spec.max_concurrency,
             spec.max_restarts,
             keep(spec.cls, spec.args, spec.kwargs, always=spec.max_restarts != 0),
+            handles=1,
             shared=self._inside is not None,
         )
         actor = self._new_actor(lasting)
@@ -339,9 +340,10 @@ class InlineRuntime(CallingRuntime):
         with self.actor_threads.lock:
             self._enter(actor)
             go_on = actor.enqueue_start()
+        retained = _Retained(self, actor.id)
         go_on()
         self._tidy()
-        return actor.id
+        return actor.id, retained
 
     def _enter(self, actor: Actor) -> None:
         """Have others find the actor, with the lock held until its constructor is in the queue: that comes
@@ -361,15 +363,14 @@ class InlineRuntime(CallingRuntime):
 
     def _take_name(self, name: str, identity: ActorId) -> None:
         """Take the name for an actor, with the lock held, also from another one whose constructor has raised.
-        The next ``_tidy`` ends the other actor, unless it has handles, or has had none yet."""
+        The next ``_tidy`` ends the other actor, unless it has handles."""
         before = self._names.get(name)
         self._names[name] = identity
         other = None if before is None else self._actors.get(before.index)
         if other is not None and other.id != identity and other.is_unmade:
             other.lasting.name = None
-            if other.lasting.held:
-                other.lasting.handles += 1
-                self._released.append(other.id)
+            other.lasting.handles += 1
+            self._released.append(other.id)
 
     def _new_actor(self, lasting: Lasting) -> Actor:
         with self.actor_threads.lock:
@@ -456,14 +457,16 @@ class InlineRuntime(CallingRuntime):
         self._tidy()
         return actor
 
-    def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
-        actor = self._named(name)
-        if actor is None:
-            known = ", ".join(sorted(filter(self._named, list(self._names)))) or "none"
-            raise ValueError(f"there is no actor named {name!r}; named actors: {known}")
-        if self._inside is not None:
-            actor.lasting.shared = True
-        return actor.id, actor.lasting.class_name, actor.lasting.methods
+    def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo], object]:
+        with self.actor_threads.lock:  # nobody takes its name meanwhile, which may end it
+            actor = self._named(name)
+            if actor is None:
+                known = ", ".join(sorted(filter(self._named, list(self._names)))) or "none"
+                raise ValueError(f"there is no actor named {name!r}; named actors: {known}")
+            if self._inside is not None:
+                actor.lasting.shared = True
+            retained = self.retain(actor.id)
+        return actor.id, actor.lasting.class_name, actor.lasting.methods, retained
 
     def _named(self, name: str) -> Actor | None:
         identity = self._names.get(name)
@@ -487,7 +490,6 @@ class InlineRuntime(CallingRuntime):
         found = self._actors.get(actor.index)
         if found is not None:
             found.lasting.handles += 1
-            found.lasting.held = True
         return _Retained(self, actor)
 
     def release(self, actor: ActorId) -> None:
