@@ -7,6 +7,7 @@ import socket
 import threading
 from abc import ABC, abstractmethod
 
+from conveyor.exceptions import SystemLimitError
 from conveyor.local_sockets import hang_up
 from conveyor.runtime import threads
 
@@ -40,15 +41,18 @@ class RequestServer(ABC):
 
     def serve(self, sock: socket.socket) -> None:
         """Serve the other end of ``sock``, which belongs to this object from now on. If no thread can be had,
-        the caller's thread serves it."""
+        the connection ends: the other side makes another one."""
         with self._lock:
             closed = self._closed
             if not closed:
                 self._serving.add(sock)
         if closed:
             hang_up(sock)
-        else:  # here if there is no thread: whoever has been let in waits for what it asks
-            threads.start_or_run(self._serve, "request_server", sock)
+            return
+        try:
+            threads.start(self._serve, "request_server", sock)
+        except SystemLimitError:
+            self._end(sock)
 
     def close(self) -> None:
         """End all connections, since the session is over. Waits for nobody."""
@@ -69,9 +73,12 @@ class RequestServer(ABC):
                 while True:
                     self.answer(sock)
         finally:
-            with self._lock:
-                self._serving.discard(sock)
-            hang_up(sock)
+            self._end(sock)
+
+    def _end(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._serving.discard(sock)
+        hang_up(sock)
 
 
 def break_off(sock: socket.socket) -> None:

@@ -325,6 +325,29 @@ def test_who_asks_for_a_file_that_becomes_shorter_hears_of_it(wait_until):
     os.close(fd)
 
 
+def test_where_no_thread_is_left_a_connection_ends_and_the_next_one_has_the_file(monkeypatch):
+    """Who serves it would else be kept from all others."""
+    files, start, refused = SharedFiles(), serving.threads.start, []
+
+    def refuse(target, name, *args):
+        if name == "request_server" and len(refused) < 3:
+            refused.append(name)
+            raise SystemLimitError(errno.EAGAIN, "no thread is left")
+        return start(target, name, *args)
+
+    monkeypatch.setattr(serving.threads, "start", refuse)
+    fd = file_with(b"a value")
+    number = files.put(fd)
+    os.close(fd)
+    supply = servers.Supply(lambda: served(files))
+    got = supply.fetch(number, 7)
+    assert os.pread(got, 8, 0) == b"a value"
+    assert len(refused) == 3
+    os.close(got)
+    supply.close()
+    files.close()
+
+
 def served(files):
     here, there = socket.socketpair()
     files.serve(there)
