@@ -114,9 +114,9 @@ class ActorHandle(Generic[InstanceT]):
     def __init__(
         self,
         runtime: Runtime,
-        actor: ActorId,
         class_name: str,
         table: MethodTable,
+        actor: ActorId,
         retained: object = None,
     ) -> None:
         self._runtime = runtime
@@ -450,7 +450,7 @@ def _unpickle(
             f"the handle of actor {actor.name} can only be unpickled in a process of its session, "
             f"and this process {'has none' if runtime is None else 'belongs to another session'}"
         )
-    return ActorHandle(runtime, actor, class_name, make_table(methods))
+    return ActorHandle(runtime, class_name, make_table(methods), actor)
 
 
 def _kind_of(entry: MethodEntry) -> type[ActorMethod]:
@@ -533,7 +533,7 @@ class ActorClass(Generic[T]):
                 with suppress(ValueError):  # there is none yet
                     actor, class_name, methods, retained = runtime.find_actor(name)
                     table = make_table(methods)
-                    return ActorHandle(runtime, actor, class_name, table, retained)
+                    return ActorHandle(runtime, class_name, table, actor, retained)
                 with suppress(NameTakenError):  # another thread or process has been faster
                     return self._start(runtime, args, kwargs)
         except Exception as error:
@@ -556,8 +556,8 @@ class ActorClass(Generic[T]):
             env_vars=dict(options.env_vars),
             placement=options.placement_for(runtime.places),
         )
-        actor, retained = runtime.create_actor(spec)
-        return ActorHandle(runtime, actor, cls.__name__, self._table, retained)
+        # In no variable: an error of the constructor's may keep this frame.
+        return ActorHandle(runtime, cls.__name__, self._table, *runtime.create_actor(spec))
 
     def options(self, **options: Unpack[ActorOptionTypes]) -> ActorClass[T]:
         """Return the same class with other options; see ``remote`` for them.

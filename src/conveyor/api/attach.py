@@ -204,7 +204,7 @@ def _attach(driver: Driver, ray: Any, handle: Any) -> ActorHandle:
     methods = _described(driver, ray, handle, name)
     key = handle._ray_actor_id.hex()
     actor = driver.attach(Attached(key, name, methods, handle))
-    return ActorHandle(driver, actor, name, make_table(methods))
+    return ActorHandle(driver, name, make_table(methods), actor)
 
 
 def _name(ray: Any, handle: Any) -> str:

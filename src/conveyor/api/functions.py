@@ -208,7 +208,7 @@ def get_actor(name: str) -> ActorHandle:
         raise TypeError(f"an actor's name is a str, not {type(name).__name__}")
     runtime = context.current()
     actor, class_name, methods, retained = runtime.find_actor(name)
-    return ActorHandle(runtime, actor, class_name, make_table(methods), retained)
+    return ActorHandle(runtime, class_name, make_table(methods), actor, retained)
 
 
 def empty(shape: int | Sequence[int], dtype: Any = float) -> np.ndarray[Any, Any]:

@@ -168,28 +168,6 @@ def test_a_line_for_which_there_is_no_thread_is_over_at_both_ends(hosts, monkeyp
     assert not one.carrier._connections
 
 
-def test_where_no_thread_is_left_a_shared_files_answers_on_its_callers(monkeypatch):
-    """Who has been let in has been told so, and waits for what he asks."""
-
-    def refuse(target, name, *args):
-        raise SystemLimitError(errno.EAGAIN, "no thread is left")
-
-    monkeypatch.setattr(serving.threads, "start", refuse)
-    files, (here, there) = SharedFiles(), socket.socketpair()
-    fd = file_with(b"a value")
-    number = files.put(fd)
-    handshake = threading.Thread(target=files.serve, args=(there,), daemon=True)
-    handshake.start()
-    here.settimeout(WAIT)
-    here.sendall(servers._REQUESTED.pack(number, 0, 7))
-    assert serving.hear(here, servers._ANSWERED.size + 7)[servers._ANSWERED.size :] == b"a value"
-    files.close()
-    handshake.join(WAIT)
-    assert not handshake.is_alive()
-    here.close()
-    os.close(fd)
-
-
 def refuse_once(monkeypatch, module, name, number):
     """The next call of that function finds a limit of the system."""
     real, refused = getattr(module, name), []

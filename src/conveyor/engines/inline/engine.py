@@ -340,10 +340,13 @@ class InlineRuntime(CallingRuntime):
         with self.actor_threads.lock:
             self._enter(actor)
             go_on = actor.enqueue_start()
-        retained = _Retained(self, actor.id)
-        go_on()
+        try:
+            go_on()
+        except BaseException:
+            self.release(actor.id)
+            raise
         self._tidy()
-        return actor.id, retained
+        return actor.id, _Retained(self, actor.id)
 
     def _enter(self, actor: Actor) -> None:
         """Have others find the actor, with the lock held until its constructor is in the queue: that comes
