@@ -109,5 +109,8 @@ class Running:
     epochs: list[tuple[int, int]] = field(default_factory=list)
     interrupted: bool = False  # in ``execute``: more may have been begun than is known
     died: bool = False  # somebody was told
+    #: Places of streams of which one ended with a death. Its generator may not have run, so which run
+    #: those that come after it are is not known.
+    uncounted: set[int] = field(default_factory=set)
     torn: bool = False
     pending: dict[int, list[Any]] = field(default_factory=dict)
