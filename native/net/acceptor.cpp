@@ -306,7 +306,7 @@ void Acceptor::admit(Pendings::iterator one) {
   Pending& p = one->second;
   const std::string_view said(p.message, 8 + kNonceBytes), proved(p.message + said.size(), kProofBytes);
   const bool good = same(view(hmac_sha256(token_, std::string(kAdmission).append(said))), proved);
-  if (good && !has_room()) return drop(one, nullptr);
+  if (good && tls_ && !has_room()) return drop(one, nullptr);
   if (good && !tls_) make_room(true);
   const char answer = good ? kAdmitted : kNotAdmitted;
   if (!say(one, {&answer, 1})) return;
@@ -319,7 +319,7 @@ void Acceptor::admit(Pendings::iterator one) {
 void Acceptor::identify(Pendings::iterator one) {
   Pending& p = one->second;
   const std::string_view identity(p.message, kIdentityBytes);
-  if (!has_room()) return drop(one, nullptr);
+  if (!is_for_pump(identity) && !has_room()) return drop(one, nullptr);
   p.said.assign(identity).append(own_, 0, kIdentityBytes - kNonceBytes);
   for (size_t i = 0; i < kNonceBytes; i += sizeof(uint64_t)) {
     const uint64_t number = random_number();
@@ -337,6 +337,11 @@ void Acceptor::let_in(Pendings::iterator one) {
   const char last = char(verdict);
   if (!say(one, proof("listens", p, {&last, 1}) + last)) return;
   hand_over(one, identity, verdict);
+}
+
+// Whether it goes on without Python.
+bool Acceptor::is_for_pump(std::string_view identity) const {
+  return number_at(identity, kIdentityPurpose, 2) == kForPumps && pump_.load(std::memory_order_acquire) != nullptr;
 }
 
 Verdict Acceptor::verdict_on(std::string_view identity) const {
@@ -359,20 +364,20 @@ void Acceptor::hand_over(Pendings::iterator one, std::string identity, Verdict v
   Fd fd = std::move(one->second.fd);
   pending_.erase(one);
   const bool proved = !identity.empty() && verdict == Verdict::kFine;
-  HostPump* const pump = pump_.load(std::memory_order_acquire);
-  if (proved && pump != nullptr && number_at(identity, kIdentityPurpose, 2) == kForPumps) {
-    try {
-      pump->connect(dup_cloexec(fd.get()), number_at(identity, kIdentityHost, 4));
-    } catch (const std::system_error&) {  // the host was given up, or this one ends
-      return hang_up(std::move(fd));
-    }
+  if (proved) {
     std::lock_guard lock(mutex_);
     ++counts_.let_in;
+  }
+  if (proved && is_for_pump(identity)) {
+    try {
+      pump_.load(std::memory_order_acquire)->connect(dup_cloexec(fd.get()), number_at(identity, kIdentityHost, 4));
+    } catch (const std::system_error&) {  // the host was given up, or this one ends
+      hang_up(std::move(fd));
+    }
     return;
   }
   {
     std::lock_guard lock(mutex_);
-    if (proved) ++counts_.let_in;
     ready_.push_back({std::move(fd), std::move(identity), verdict});
   }
   write_event(ready_fd_.get());

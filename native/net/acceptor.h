@@ -102,6 +102,7 @@ class Acceptor {
   void admit(Pendings::iterator one);
   void identify(Pendings::iterator one);
   void let_in(Pendings::iterator one);
+  bool is_for_pump(std::string_view identity) const;
   Verdict verdict_on(std::string_view identity) const;
   std::string proof(std::string_view role, const Pending& one, std::string_view more) const;
   void hand_over(Pendings::iterator one, std::string identity, Verdict verdict);

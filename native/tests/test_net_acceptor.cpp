@@ -321,8 +321,31 @@ TEST(a_pump_has_its_connections_without_python) {
   const std::string said = introduced(late, identity(1));
   say(late, proof(kToken, "dials", said));
   CHECK_EQ(heard(late).size(), 33u);
-  CHECK_EQ(l.acceptor->counts().let_in, 2u);
+  CHECK_EQ(l.acceptor->counts().let_in, 3u);
   CHECK(l.acceptor->take().empty());
+}
+TEST(a_pump_has_its_connections_though_python_takes_none) {
+  Host here(0, {0, 1});
+  Listening l({.most_ready = 2}, false);
+  l.acceptor->give_to(*here.pump);
+  std::vector<Fd> all;
+  for (const uint8_t purpose : {1, 1, 1, 0}) {
+    all.push_back(l.connect());
+    const std::string who = identity(1, purpose);
+    if (all.size() == 3) {  // there is no room for it, and it hears so before it has proved itself
+      say(all.back(), admission(kToken));
+      CHECK_EQ(answer(all.back()), kAdmitted);
+      say(all.back(), who);
+      CHECK_EQ(heard(all.back()), std::string());
+      continue;
+    }
+    const std::string said = introduced(all.back(), who);
+    say(all.back(), proof(kToken, "dials", said));
+    CHECK_EQ(answer_of(all.back(), 33).back(), '\1');
+    if (purpose == 0) CHECK_EQ(answer_of(all.back(), 16).size(), 16u);  // the pump has it
+  }
+  CHECK_EQ(l.acceptor->counts().let_in, 3u);
+  CHECK_EQ(l.acceptor->counts().dropped, 1u);
 }
 TEST(without_a_descriptor_who_comes_is_turned_away_and_it_goes_on) {
   Listening l;
