@@ -132,12 +132,10 @@ void Acceptor::run() {
     try {
       step();
     } catch (const std::bad_alloc&) {  // whoever is dropped for it tries again
-      for (auto& [number, one] : pending_) hang_up(std::move(one.fd));
-      pending_.clear();
+      while (!pending_.empty()) drop(pending_.begin(), nullptr);
     }
   }
-  for (auto& [number, one] : pending_) hang_up(std::move(one.fd));
-  pending_.clear();
+  while (!pending_.empty()) drop(pending_.begin(), nullptr);
 }
 
 void Acceptor::step() {
