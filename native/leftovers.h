@@ -1,7 +1,7 @@
 // Results that were dropped before they came: who lets go of them when they are here.
 //
-// A gate notes what was dropped, and discards it when it next looks at its rings. Until then such a frame
-// keeps its memory, or the memory of others, so a gate that has any enters itself here, and a thread of the
+// A window notes what was dropped, and discards it when it next looks at its rings. Until then such a frame
+// keeps its memory, or the memory of others, so a window that has any enters itself here, and a thread of the
 // process (runtime/process.py) has it look.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace conveyor {
 
-// A gate's place in the ring of those that have leftovers. Guarded by what guards the gates: the GIL.
+// A window's place in the ring of those that have leftovers. Guarded by what guards the windows: the GIL.
 struct Leftover {
   Leftover* previous = this;
   Leftover* next = this;
@@ -98,7 +98,7 @@ class Leftovers {
     }
   }
 
-  // A sweep: `begin` gives the gates to look at one by one, `end` says that they have looked.
+  // A sweep: `begin` gives the windows to look at one by one, `end` says that they have looked.
   template <class Each>
   void begin(const Each& each) {
     request_id_ = words_.requested.load(std::memory_order_seq_cst);

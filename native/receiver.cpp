@@ -95,7 +95,7 @@ Frame Receiver::take_loaded() noexcept {
 void Receiver::release_front(const SlotHeader& slot) noexcept {
   tag = slot.tag;
   kind = slot.kind;
-  if (!front_ && slot.block != 0) view->forgo(slot.block - 1, slot.block_size, ring.reader());
+  if (!front_ && slot.block != 0) view->skip_block(slot.block - 1, slot.block_size, ring.reader());
   front_.reset();
   ring.advance();
 }

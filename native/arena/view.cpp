@@ -78,7 +78,7 @@ char* ArenaView::block(uint64_t offset, uint64_t size, std::shared_ptr<Mapping>&
   return keep->base + within;
 }
 
-void ArenaView::forgo(uint64_t offset, uint64_t size, uint32_t reader) noexcept {
+void ArenaView::skip_block(uint64_t offset, uint64_t size, uint32_t reader) noexcept {
   if (size < kBlockHeader || offset % kGranule != 0 || size > size_ || offset > size_ - size || reader >= kMaxReaders) return;
   std::unique_lock lock(mutex_);
   std::shared_ptr<Mapping> keep;  // another thread may have the view forget it

@@ -57,7 +57,7 @@ class ArenaView : public Shareable<ArenaView> {
   // End the lease of `reader` on a block that was never looked at, without mapping it: this process may
   // have no addresses left for it. Cannot fail but for a block that is none, or whose header is swapped
   // out and does not come back; then the lease ends with the process.
-  void forgo(uint64_t offset, uint64_t size, uint32_t reader) noexcept;
+  void skip_block(uint64_t offset, uint64_t size, uint32_t reader) noexcept;
   // Copy what lies there, without mapping it. Throws if it lies outside the arena.
   void copy(uint64_t offset, void* to, size_t size) const;
   int fd() const { return fd_->get(); }
@@ -113,7 +113,7 @@ class UnmappedLease {
   UnmappedLease(std::shared_ptr<ArenaView> view, uint64_t offset, uint64_t size, uint32_t reader)
       : view_(std::move(view)), offset_(offset), size_(size), reader_(reader) {}
   ~UnmappedLease() {
-    if (view_ && fork_ == fork_generation.load(std::memory_order_relaxed)) view_->forgo(offset_, size_, reader_);
+    if (view_ && fork_ == fork_generation.load(std::memory_order_relaxed)) view_->skip_block(offset_, size_, reader_);
   }
   UnmappedLease(const UnmappedLease&) = delete;
   UnmappedLease& operator=(const UnmappedLease&) = delete;

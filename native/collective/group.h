@@ -124,20 +124,20 @@ class CollectiveGroup {
   bool is_gone(uint32_t rank) const { return process_table_->gone(members_[rank].slot, members_[rank].incarnation); }
   // Nothing of it comes any more, though it has come to the operation: who needs that knows.
   void lost(uint32_t rank) { fail(Cause::kDied, rank); }
-  // Take nothing more of what comes from other hosts. By who has the turn.
+  // Take nothing more of what comes from other hosts. By who has entered it.
   void close();
 
   // Throws std::invalid_argument if `data` has not what `call` needs at this rank.
   void check(const CollectiveCall& call, const CollectiveData& data) const;
-  // One thread at a time: false if another one, or a caller further up, has its turn.
-  class Turn {
+  // One thread at a time: false if another one, or a caller further up, is in it.
+  class Entered {
    public:
-    explicit Turn(CollectiveGroup& group) : group_(group), taken_(!group.busy_.exchange(true, std::memory_order_acq_rel)) {}
-    ~Turn() {
+    explicit Entered(CollectiveGroup& group) : group_(group), taken_(!group.busy_.exchange(true, std::memory_order_acq_rel)) {}
+    ~Entered() {
       if (taken_) group_.busy_.store(false, std::memory_order_release);
     }
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
+    Entered(const Entered&) = delete;
+    Entered& operator=(const Entered&) = delete;
     explicit operator bool() const { return taken_; }
 
    private:
@@ -145,7 +145,7 @@ class CollectiveGroup {
     const bool taken_;
   };
 
-  // One operation, by who has the turn. Begin it, then go on until it does not say kSleep; whenever it does, sleep on
+  // One operation, by who has entered the group. Begin it, then go on until it does not say kSleep; whenever it does, sleep on
   // the doorbell until its count differs from `seen()` or `wake_at()` (0: none) has passed. `deadline` 0: none.
   void begin(const CollectiveCall& call, CollectiveData data, uint64_t deadline);
   enum class Progress { kDone, kSleep, kMismatch, kBroken };

@@ -239,7 +239,7 @@ void OutRing::pass_over(const SlotHeader& slot, const char* body, const End& end
       // It cannot be mapped, or noted: then its claims end with the reader's process.
     }
   }
-  if (slot.block != 0) view_->forgo(slot.block - 1, slot.block_size, end.reader);
+  if (slot.block != 0) view_->skip_block(slot.block - 1, slot.block_size, end.reader);
 }
 
 std::optional<std::string> OutRing::header_in_slot(const SlotHeader& slot, const char* body, const End& end) const {

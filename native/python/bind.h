@@ -130,9 +130,9 @@ void bind_process_table(nb::module_& m);
 void bind_memory(nb::module_& m);
 void bind_channel(nb::module_& m);
 void bind_graph(nb::module_& m);
-void bind_door(nb::module_& m);
-void bind_turn(nb::module_& m);
-void bind_will(nb::module_& m);
+void bind_fast_path(nb::module_& m);
+void bind_locks(nb::module_& m);
+void bind_finalizers(nb::module_& m);
 void bind_collective(nb::module_& m);
 void bind_direct(nb::module_& m);
 void bind_net(nb::module_& m);
@@ -147,7 +147,7 @@ uint64_t deadline_after(nb::handle timeout);
 Kind kind_of(uint16_t kind);
 
 // Which thread has a lock of Python's, noted by whoever takes it: the lock itself does not know. A type in plain C, as is
-// TimedLock (bind_turn.cpp); the GIL guards it.
+// TimedLock (bind_locks.cpp); the GIL guards it.
 struct Holder {
   PyObject_HEAD
   PyObject* lock;

@@ -15,7 +15,7 @@ namespace conveyor {
 namespace {
 
 // What run() has come to.
-enum Outcome : int { kDone, kMismatch, kBroken, kTimedOut, kBusy, kInherited, kUnwanted };
+enum Outcome : int { kDone, kMismatch, kBroken, kTimedOut, kBusy, kInherited, kNotWanted };
 
 // Addresses that Python gives, as numbers or as buffers, which are kept as long as this is.
 class Addresses {
@@ -96,7 +96,7 @@ std::optional<Outcome> rest(CollectiveGroup& group, Inbox& inbox, uint64_t deadl
     // A rank that raises breaks the group before its execution is marked as failed.
     if (group.broken()) return {};
     group.leave(Cause::kInterrupted, ends == kFailedElsewhere ? "the failure of its execution" : "its cancellation or deadline");
-    return kUnwanted;
+    return kNotWanted;
   }
   if (ends > 0 && (wake == 0 || uint64_t(ends) < wake)) wake = uint64_t(ends);
   sleep(inbox, seen, wake);
@@ -173,8 +173,8 @@ int run(CollectiveGroup& group, Inbox& inbox, int operation, int op, int type, u
   if (!until.is_none()) note_execution(call, inbox);
   if (inbox.inherited()) return kInherited;
   const uint64_t deadline = deadline_after(timeout);
-  const CollectiveGroup::Turn turn(group);
-  if (!turn) return kBusy;
+  const CollectiveGroup::Entered entered(group);
+  if (!entered) return kBusy;
   group.begin(call, std::move(data), deadline);
   return finish(group, inbox, deadline, until);
 }
@@ -234,7 +234,7 @@ std::vector<Reader*> readers_of(nb::tuple objects) {
 }
 
 // Each rank that gives something publishes it before the barrier, under the number of that; so behind it all is there.
-// The turn is kept until all is taken, since what another thread began would let go of it.
+// The operation is held until all is taken, since what another thread began would let go of it.
 nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int root, bool gives, nb::list given, nb::tuple from, Writer& writer, nb::tuple ends, nb::handle timeout, nb::handle until) {
   CollectiveCall call;
   call.operation = Collective::kExchange;
@@ -249,8 +249,8 @@ nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int roo
   for (nb::handle rank : from) takes.at(nb::cast<size_t>(rank)) = true;
   if (inbox.inherited()) return nb::int_(int(kInherited));
   const uint64_t deadline = deadline_after(timeout);
-  const CollectiveGroup::Turn turn(group);
-  if (!turn) return nb::int_(int(kBusy));
+  const CollectiveGroup::Entered entered(group);
+  if (!entered) return nb::int_(int(kBusy));
   const uint64_t number = group.barrier() + 1;
   for (Reader* reader : readers) let_go(*reader, number);
   if (gives && !group.broken()) {
@@ -272,10 +272,10 @@ nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int roo
 }
 
 // After a mismatch: what other ranks have given to what they took for an exchange is let go of. Where another thread has
-// the turn, that one does it.
+// entered it, that one does it.
 void forget(CollectiveGroup& group, nb::tuple ends) {
-  const CollectiveGroup::Turn turn(group);
-  if (!turn) return;
+  const CollectiveGroup::Entered entered(group);
+  if (!entered) return;
   for (Reader* reader : readers_of(ends)) let_go(*reader, group.barrier() + 1);
 }
 
@@ -308,10 +308,10 @@ nb::list rings_of(const std::vector<uint32_t>& hosts) {
   return rings;
 }
 
-// What comes from other hosts is taken no more. Where another thread has the turn, the group's end does it.
+// What comes from other hosts is taken no more. Where another thread is in an operation, the group's end does it.
 void close_links(CollectiveGroup& group) {
-  const CollectiveGroup::Turn turn(group);
-  if (turn) group.close();
+  const CollectiveGroup::Entered entered(group);
+  if (entered) group.close();
 }
 
 nb::tuple called(CollectiveGroup& group, uint32_t rank) {

@@ -19,7 +19,7 @@ int ref_traverse(PyObject* self, visitproc visit, void* arg) {
   if (!nb::inst_ready(self)) return 0;
   RefCore* ref = nb::inst_ptr<RefCore>(self);
   Py_VISIT(ref->source.ptr());
-  Py_VISIT(ref->gate_object.ptr());
+  Py_VISIT(ref->window_object.ptr());
   Py_VISIT(ref->outcome.ptr());
   Py_VISIT(ref->inner.ptr());
   Py_VISIT(ref->targets.ptr());
@@ -78,13 +78,13 @@ struct Resolving {
 // Have the outcome of `self` be what is here, or comes within `wait_ns`, if anything does.
 void resolve_soon(nb::handle self, uint64_t wait_ns) {
   RefCore& ref = *nb::inst_ptr<RefCore>(self);
-  if (!ref.outcome.is_valid() && ref.gate != nullptr && ref.number >= 0 && ref.resolver == nullptr) {
+  if (!ref.outcome.is_valid() && ref.window != nullptr && ref.number >= 0 && ref.resolver == nullptr) {
     Resolving resolving{ref};
     ref.begin_resolve(&resolving);
     nb::object value;
     try {
-      ref.gate->gate->make_hand();
-      value = wait_ns == 0 ? ref.gate->gate->take(uint64_t(ref.number), ref.reader) : ref.gate->get(ref, now_ns() + wait_ns, -1);
+      ref.window->window->make_hand();
+      value = wait_ns == 0 ? ref.window->window->take(uint64_t(ref.number), ref.reader) : ref.window->get(ref, now_ns() + wait_ns, -1);
     } catch (nb::python_error& error) {
       // A value that cannot be decoded is this ref's outcome; anything else (Ctrl-C) ends this get only.
       Calling python;
@@ -94,7 +94,7 @@ void resolve_soon(nb::handle self, uint64_t wait_ns) {
     if (ref.outcome.is_valid()) value = nb::object();  // cancelled meanwhile
     if (value.is_valid() && !nb::isinstance<ErrorFrame>(value)) ref.resolve(value);
     if (value.is_valid() && !ref.outcome.is_valid()) {
-      ref.gate->gate->hand(uint64_t(ref.number), ref.reader, value);
+      ref.window->window->hand(uint64_t(ref.number), ref.reader, value);
       Calling python;
       self.attr("_arrived")(value);
     }
@@ -212,7 +212,7 @@ class Done {
     if (ref.source.type().ptr() != link_.ptr()) return ask(ref.source.attr("is_ready")(h)) || ref.outcome.is_valid();
     // As Link.is_ready, but that the link is asked once whether it is gone.
     if (ref.number < 0) return false;
-    return ref.gate->gate->ready(uint64_t(ref.number), ref.reader) || is_gone(ref.source) || ref.outcome.is_valid();
+    return ref.window->window->ready(uint64_t(ref.number), ref.reader) || is_gone(ref.source) || ref.outcome.is_valid();
   }
 
  private:
@@ -273,26 +273,26 @@ nb::object take_done(nb::list refs, size_t least, size_t most, nb::handle link, 
   return taken;
 }
 
-// Every gate that has leftovers looks at its rings.
+// Every window that has leftovers looks at its rings.
 void sweep(Leftovers& leftovers) {
-  std::vector<nb::object> gates;  // held: discarding a frame may drop the last reference to any of them
+  std::vector<nb::object> windows;  // held: discarding a frame may drop the last reference to any of them
   try {
-    leftovers.begin([&](Leftover& one) { gates.push_back(nb::find(*static_cast<GateLeftover&>(one).gate)); });
+    leftovers.begin([&](Leftover& one) { windows.push_back(nb::find(*static_cast<WindowLeftover&>(one).window)); });
   } catch (const std::bad_alloc&) {  // the next sweep finds the others
   }
-  for (nb::object& held : gates) {
-    Gate& gate = *nb::inst_ptr<Gated>(held)->gate;
+  for (nb::object& held : windows) {
+    InFlightWindow& window = *nb::inst_ptr<WindowObject>(held)->window;
     try {
-      gate.sweep();
+      window.sweep();
     } catch (nb::python_error& error) {
       error.discard_as_unraisable("dropped results");
     } catch (const std::bad_alloc&) {  // the next sweep tries again
     } catch (const std::system_error&) {  // a broken ring, of which whoever waits for it is told
-      gate.forget_leftovers();
+      window.forget_leftovers();
     }
-    gate.swept();
+    window.swept();
   }
-  gates.clear();
+  windows.clear();
   leftovers.end();
 }
 
@@ -382,7 +382,7 @@ void bind_graph(nb::module_& m) {
            }, "execution"_a, "begin"_a, "traced"_a,
            "An execution has waited for room until now: task 1 of the driver. ``traced``: on a thread that did nothing else meanwhile.");
 
-  nb::class_<Leftovers>(m, "Leftovers", "The gates of one process that have dropped results which may still come.")
+  nb::class_<Leftovers>(m, "Leftovers", "The windows of one process that have dropped results which may still come.")
       .def("wait", [](Leftovers& l, double quiet) {
              Unlocked unlocked;
              return l.wait(uint64_t(quiet * 1e9));
@@ -399,90 +399,90 @@ void bind_graph(nb::module_& m) {
            more was sent to where it came from, after what it is the result of.)")
       .def("stop", &Leftovers::stop);
 
-  nb::class_<Gated>(m, "Gate", "Submits under consecutive numbers, and finds each number's result on each reader.")
-      .def("__init__", [](Gated* self, nb::list writers, nb::list readers, uint32_t depth, uint16_t kind, nb::object inbox, uint64_t first) {
+  nb::class_<WindowObject>(m, "InFlightWindow", "Submits under consecutive numbers, and finds each number's result on each reader.")
+      .def("__init__", [](WindowObject* self, nb::list writers, nb::list readers, uint32_t depth, uint16_t kind, nb::object inbox, uint64_t first) {
              std::vector<Writer*> w;
              std::vector<Reader*> r;
              for (nb::handle h : writers) w.push_back(nb::cast<Writer*>(h));
              for (nb::handle h : readers) r.push_back(nb::cast<Reader*>(h));
-             new (self) Gated{std::make_unique<Gate>(std::move(w), std::move(r), depth, kind_of(kind), first), nb::make_tuple(writers, readers, inbox),
+             new (self) WindowObject{std::make_unique<InFlightWindow>(std::move(w), std::move(r), depth, kind_of(kind), first), nb::make_tuple(writers, readers, inbox),
                               nb::cast<Inbox*>(inbox)};
-             self->gate->set_leftovers(self->inbox->leftovers, self);
+             self->window->set_leftovers(self->inbox->leftovers, self);
            }, "writers"_a, "readers"_a, "depth"_a, "kind"_a, "inbox"_a, "first"_a = 0,
            nb::sig("def __init__(self, writers: list[Writer], readers: list[Reader], depth: int, kind: int, inbox: Inbox, first: int = 0) -> None"),
            "At most ``depth`` submissions are under way; frames go out as ``kind``; ``get`` waits on ``inbox``; numbers begin with ``first``.")
       .def("start", [](nb::handle self, nb::handle value, nb::handle source, nb::handle type) {
-             return nb::inst_ptr<Gated>(self)->start(self, value, source, type, 0);
+             return nb::inst_ptr<WindowObject>(self)->start(self, value, source, type, 0);
            }, "value"_a.none(), "source"_a, "type"_a, nb::sig("def start(self, value: Any, source: Any, type: type[_Ref]) -> _Ref | None"), R"(
            Like ``submit``, and make the ref of the first reader's result: an instance of ``type``, with ``source``.
            ``None`` if there is no room, if ``value`` is a ref, and if somebody has died.)")
-      .def_rw("deaths", &Gated::deaths, "``ProcessTable.deaths`` when all who take part were known to live; -1: ``start`` does not look.")
-      .def("submit", [](Gated& g, nb::handle value) { return g.gate->submit(value, 0); }, "value"_a.none(),
+      .def_rw("deaths", &WindowObject::deaths, "``ProcessTable.deaths`` when all who take part were known to live; -1: ``start`` does not look.")
+      .def("submit", [](WindowObject& g, nb::handle value) { return g.window->submit(value, 0); }, "value"_a.none(),
            "Send ``value`` on the first writer: its number, -1 if there is no room. Raises as ``Writer.send`` does.")
-      .def("set_limits", [](Gated& g, nb::object limits) {
-             g.gate->set_limits(nb::cast<Limits*>(limits));
+      .def("set_limits", [](WindowObject& g, nb::object limits) {
+             g.window->set_limits(nb::cast<Limits*>(limits));
              g.timed.resize(nb::cast<Limits*>(limits)->sets());
              g.limits = std::move(limits);
            }, "limits"_a, nb::sig("def set_limits(self, limits: Limits) -> None"), "Where deadlines are written.")
-      .def("set_failures", [](Gated& g, nb::object readers, bool together, const std::vector<size_t>& siblings) { g.gate->set_failures(std::move(readers), together, siblings); },
+      .def("set_failures", [](WindowObject& g, nb::object readers, bool together, const std::vector<size_t>& siblings) { g.window->set_failures(std::move(readers), together, siblings); },
            "readers"_a, "together"_a, "siblings"_a,
            nb::sig("def set_failures(self, readers: list[Reader], together: bool, siblings: Sequence[int]) -> None"), R"(
            Hear of tasks that have failed, on these readers: frames as ``FailureTeller`` sends them. With ``together``
            each execution fails as one, and the results that are ``siblings`` (by their readers) come when it is known of
            all of them whether they have failed. After ``set_limits``.)")
-      .def("failed", [](Gated& g, uint64_t number, size_t reader) { return g.gate->failed(number, reader); }, "number"_a, "reader"_a,
+      .def("failed", [](WindowObject& g, uint64_t number, size_t reader) { return g.window->failed(number, reader); }, "number"_a, "reader"_a,
            "Of a result that is here: whether it is an error.")
-      .def("hear", [](Gated& g) { return g.gate->hear(); }, "Hear of what has failed since: whether there was anything.")
-      .def("failures", [](Gated& g) { return g.gate->failures(); }, nb::sig("def failures(self) -> list[tuple[int, list[bytes]]]"),
+      .def("hear", [](WindowObject& g) { return g.window->hear(); }, "Hear of what has failed since: whether there was anything.")
+      .def("failures", [](WindowObject& g) { return g.window->failures(); }, nb::sig("def failures(self) -> list[tuple[int, list[bytes]]]"),
            "Executions under way in which tasks have failed, with the errors in the order of coming.")
-      .def("get", [](Gated& g, const RefCore& ref, nb::handle timeout, int64_t deaths) {
+      .def("get", [](WindowObject& g, const RefCore& ref, nb::handle timeout, int64_t deaths) {
              nb::object value = g.get(ref, deadline_after(timeout), deaths);
              if (!value.is_valid()) return *empty;
-             g.gate->hand(uint64_t(ref.number), ref.reader, value);
+             g.window->hand(uint64_t(ref.number), ref.reader, value);
              return value;
            }, "ref"_a, "timeout"_a.none() = nb::none(), "deaths"_a = -1,
            nb::sig("def get(self, ref: RefCore, timeout: float | None = None, deaths: int = -1) -> Any"), R"(
            Wait for the result of ``ref``, which was submitted here, and take it, as ``Reader.receive_snapshot`` gives it;
            ``EMPTY`` at the timeout, when closed, when the ref has an outcome, or when ``ProcessTable.deaths`` is not
            ``deaths`` (-1: any).)")
-      .def("await_ready", [](Gated& g, const RefCore& ref, double seconds) { g.await_ready(ref, now_ns() + uint64_t(seconds * 1e9)); }, "ref"_a, "seconds"_a,
+      .def("await_ready", [](WindowObject& g, const RefCore& ref, double seconds) { g.await_ready(ref, now_ns() + uint64_t(seconds * 1e9)); }, "ref"_a, "seconds"_a,
            nb::sig("def await_ready(self, ref: RefCore, seconds: float) -> None"),
            "Wait until the result of ``ref`` is here, for so long. It is not taken; what ends ``get`` ends this.")
-      .def("take", [](Gated& g, uint64_t number, size_t reader) {
-             g.gate->make_hand();
-             nb::object value = g.gate->take(number, reader);
+      .def("take", [](WindowObject& g, uint64_t number, size_t reader) {
+             g.window->make_hand();
+             nb::object value = g.window->take(number, reader);
              if (!value.is_valid()) return nb::object(*empty);
-             g.gate->hand(number, reader, value);
+             g.window->hand(number, reader, value);
              return value;
            }, "number"_a, "reader"_a, nb::sig("def take(self, number: int, reader: int) -> Any"),
            "Take a result that is here, as ``Reader.receive_snapshot`` gives it, else ``EMPTY``.")
-      .def("ready", [](Gated& g, uint64_t number, size_t reader) { return g.gate->ready(number, reader); }, "number"_a, "reader"_a,
+      .def("ready", [](WindowObject& g, uint64_t number, size_t reader) { return g.window->ready(number, reader); }, "number"_a, "reader"_a,
            "Whether the result is here.")
-      .def("drop", [](Gated& g, uint64_t number, size_t reader) { g.gate->drop(number, reader); }, "number"_a, "reader"_a,
+      .def("drop", [](WindowObject& g, uint64_t number, size_t reader) { g.window->drop(number, reader); }, "number"_a, "reader"_a,
            "The result is not wanted, now or when it comes; it can be taken no more.")
-      .def("drop_cancelled", [](Gated& g, uint64_t number, size_t reader) { g.gate->drop_cancelled(number, reader); }, "number"_a, "reader"_a,
+      .def("drop_cancelled", [](WindowObject& g, uint64_t number, size_t reader) { g.window->drop_cancelled(number, reader); }, "number"_a, "reader"_a,
            "The same, by who has cancelled the submission: an error that comes of it is not logged.")
-      .def("drain", [](Gated& g) { g.gate->drain(); }, "Move what has come out of the rings, so that their slots are free.")
-      .def("leave", [](Gated& g) { g.gate->leave(); }, "``drain``, and take nothing that comes later: the readers are closed.")
-      .def_rw("closed", &Gated::closed, "Whether ``get`` no longer waits; set it, then ring this process's bell.")
-      .def_prop_ro("has_room", [](Gated& g) { return g.gate->has_room(); }, "Whether a submission would be accepted now.")
-      .def_prop_ro("submitted", [](Gated& g) { return g.gate->submitted(); }, "How many submissions there were; the next one's number.")
-      .def_prop_ro("completed", [](Gated& g) { return g.gate->completed(); }, "How many submissions have all their results.")
-      .def_prop_ro("requested", [](Gated& g) { return g.gate->requested(); }, "Results that were asked for in vain, and may still be got.")
-      .def_prop_ro("stashed", [](Gated& g) { return g.gate->stashed(); }, "Results out of the rings that nobody has taken yet.")
-      .def_prop_ro("stashed_bytes", [](Gated& g) { return g.gate->stashed_bytes(); }, "The size of their bodies.")
-      .def("record", [](Gated& g, std::shared_ptr<Recorder> own, std::vector<std::pair<std::shared_ptr<Recorder>, uint32_t>> outputs,
-                        std::vector<std::shared_ptr<Recorder>> all) { g.gate->record(std::move(own), std::move(outputs), std::move(all)); }, "own"_a, "outputs"_a, "all"_a,
+      .def("drain", [](WindowObject& g) { g.window->drain(); }, "Move what has come out of the rings, so that their slots are free.")
+      .def("leave", [](WindowObject& g) { g.window->leave(); }, "``drain``, and take nothing that comes later: the readers are closed.")
+      .def_rw("closed", &WindowObject::closed, "Whether ``get`` no longer waits; set it, then ring this process's bell.")
+      .def_prop_ro("has_room", [](WindowObject& g) { return g.window->has_room(); }, "Whether a submission would be accepted now.")
+      .def_prop_ro("submitted", [](WindowObject& g) { return g.window->submitted(); }, "How many submissions there were; the next one's number.")
+      .def_prop_ro("completed", [](WindowObject& g) { return g.window->completed(); }, "How many submissions have all their results.")
+      .def_prop_ro("requested", [](WindowObject& g) { return g.window->requested(); }, "Results that were asked for in vain, and may still be got.")
+      .def_prop_ro("stashed", [](WindowObject& g) { return g.window->stashed(); }, "Results out of the rings that nobody has taken yet.")
+      .def_prop_ro("stashed_bytes", [](WindowObject& g) { return g.window->stashed_bytes(); }, "The size of their bodies.")
+      .def("record", [](WindowObject& g, std::shared_ptr<Recorder> own, std::vector<std::pair<std::shared_ptr<Recorder>, uint32_t>> outputs,
+                        std::vector<std::shared_ptr<Recorder>> all) { g.window->record(std::move(own), std::move(outputs), std::move(all)); }, "own"_a, "outputs"_a, "all"_a,
            R"(
            Note in ``own`` what goes through: receives and sends in the order of the readers and writers, whole
            executions as task 0 (see ``Recorder.note_execution``). ``outputs``: the recorder of each reader's writer, and
            which of its outputs it is. While the graph is traced, take the events of ``all`` in time.)")
-      .def("count_completed", [](Gated& g) { g.gate->count_completed(); }, "Note the time of the executions that have been completed since.");
+      .def("count_completed", [](WindowObject& g) { g.window->count_completed(); }, "Note the time of the executions that have been completed since.");
 
   nb::class_<RefCore>(m, "RefCore", nb::is_weak_referenceable(), nb::type_slots(ref_slots),
       "The native part of ``refs.ref.Ref``: ``get`` returns from here what comes soon.")
-      .def(nb::init<nb::object, nb::object, int64_t, size_t>(), "source"_a.none(), "gate"_a.none(), "number"_a, "reader"_a,
-           nb::sig("def __init__(self, source: Any, gate: Gate | None, number: int, reader: int) -> None"), "``number`` -1: not submitted yet.")
+      .def(nb::init<nb::object, nb::object, int64_t, size_t>(), "source"_a.none(), "window"_a.none(), "number"_a, "reader"_a,
+           nb::sig("def __init__(self, source: Any, window: InFlightWindow | None, number: int, reader: int) -> None"), "``number`` -1: not submitted yet.")
       .def("get", &ref_get, "timeout"_a.none() = nb::none(), nb::sig("def get(self, timeout: float | None = None) -> Any"),
            "The result; asks the subclass (``_get``) where it does not come soon.")
       .def("_resolved_now", [](nb::handle self) {
@@ -497,7 +497,7 @@ void bind_graph(nb::module_& m) {
            "Take the right to resolve the ref; false if somebody has it.")
       .def("_end_resolve", [](RefCore& ref, nb::handle by) { return ref.end_resolve(by.ptr()); }, "by"_a,
            "Give it back, if it was taken by this, and wake those who were refused; true if somebody else has to wake them.")
-      .def("_move", [](nb::handle self, nb::object source, nb::object gate, nb::dict from, nb::handle to) {
+      .def("_move", [](nb::handle self, nb::object source, nb::object window, nb::dict from, nb::handle to) {
              RefCore& ref = *nb::inst_ptr<RefCore>(self);
              const nb::object entry = nb::borrow(PyDict_GetItemWithError(from.ptr(), self.ptr()));
              if (!entry.is_valid()) {
@@ -505,22 +505,22 @@ void bind_graph(nb::module_& m) {
                return;
              }
              CONVEYOR_ASSERT(ref.number < 0);
-             Gated* const gated = nb::cast<Gated*>(gate);
+             WindowObject* const window_object = nb::cast<WindowObject*>(window);
              // All of it without a bytecode in between, where a signal's handler could raise: it waits in one place.
              if (!nb::steal(PyObject_CallMethod(to.ptr(), "append", "(O)", entry.ptr())).is_valid() || PyDict_DelItem(from.ptr(), self.ptr()) != 0)
                throw nb::python_error();
-             ref.gate = gated;
+             ref.window = window_object;
              std::swap(ref.source, source);  // what they replace may run any code when it goes: last
-             std::swap(ref.gate_object, gate);
-           }, "source"_a, "gate"_a, "waiting"_a, "pending"_a,
-           nb::sig("def _move(self, source: Any, gate: Gate, waiting: dict[Any, Any], pending: deque[Any]) -> None"), R"(
+             std::swap(ref.window_object, window);
+           }, "source"_a, "window"_a, "waiting"_a, "pending"_a,
+           nb::sig("def _move(self, source: Any, window: InFlightWindow, waiting: dict[Any, Any], pending: deque[Any]) -> None"), R"(
            Move what ``waiting`` has for this to the end of ``pending``, and have the result come from there, in one
            step; nothing happens if ``waiting`` has nothing. It has not been submitted yet.)")
       .def_ro("_source", &RefCore::source, nb::sig("def _source(self) -> Any"), "What the subclass asks to wait.")
-      .def_ro("_gate", &RefCore::gate_object, nb::sig("def _gate(self) -> Gate"),
+      .def_ro("_window", &RefCore::window_object, nb::sig("def _window(self) -> InFlightWindow"),
            "Where the result comes from; none where there is nothing to come.")
       .def_rw("_number", &RefCore::number, "Of the submission; -1: there was none yet.")
-      .def_ro("_reader", &RefCore::reader, "Which of the gate's readers the result comes from.")
+      .def_ro("_reader", &RefCore::reader, "Which of the window's readers the result comes from.")
       .def_rw("_passed", &RefCore::passed, "To whom it was passed (``calls.pending``).")
       .def_prop_rw("_inner", [](RefCore& r) { return r.inner.is_valid() ? r.inner : nb::none(); }, [](RefCore& r, nb::object value) { std::swap(r.inner, value); }, nb::for_setter("value"_a.none()),
            nb::for_getter(nb::sig("def _inner(self) -> Any")), "The refs that the value refers to, once they are held; else ``None``.")

@@ -9,7 +9,7 @@
 // - Calling stands around a call of Python code, which loses the GIL and takes it back as it likes: from
 //   then on it is not entered, and the interpreter ends when those that had been entered have been left.
 //
-// A call that may wait for long can be neither: the interpreter's end would wait for it. `TimedLock` (bind_turn.cpp),
+// A call that may wait for long can be neither: the interpreter's end would wait for it. `TimedLock` (bind_locks.cpp),
 // which waits for a lock of Python's, is therefore written in C, with nothing to be unwound.
 //
 // `exit_inside` counts the threads' frames that need the GIL. A thread counts itself first and looks for

@@ -9,7 +9,7 @@ namespace conveyor {
 
 namespace {
 
-struct Account {
+struct Report {
   uint64_t order;
   bool follows = false;
   std::string_view error;
@@ -17,14 +17,14 @@ struct Account {
 constexpr uint64_t kFollows = uint64_t(1) << 63;  // graph/failures.py
 
 // What a frame tells: when it happened among the failures of the graph, and the encoded error.
-Account account_of(const Frame& frame) {
+Report report_of(const Frame& frame) {
   const std::string_view body(frame.body, frame.size);
-  Account account{UINT64_MAX, false, body};  // where there was no memory to tell more
-  if (body.size() < sizeof account.order || body == kUnsaidMeta) return account;
-  std::memcpy(&account.order, body.data(), sizeof account.order);
-  account.follows = (account.order & kFollows) != 0;
-  account.error.remove_prefix(sizeof account.order);
-  return account;
+  Report report{UINT64_MAX, false, body};  // where there was no memory to tell more
+  if (body.size() < sizeof report.order || body == kUnsaidMeta) return report;
+  std::memcpy(&report.order, body.data(), sizeof report.order);
+  report.follows = (report.order & kFollows) != 0;
+  report.error.remove_prefix(sizeof report.order);
+  return report;
 }
 
 }  // namespace
@@ -49,9 +49,9 @@ void Failures::receive() {
         throw;
       }
       ++heard_;
-      const Account account = account_of(told_.back().frame);
-      told_.back().order = account.order;
-      told_.back().follows = account.follows;
+      const Report report = report_of(told_.back().frame);
+      told_.back().order = report.order;
+      told_.back().follows = report.follows;
     }
   // What was found together is told in the order in which it happened, and what follows from it behind.
   std::sort(told_.begin(), told_.end(), [](const Told& a, const Told& b) { return a.order < b.order; });
@@ -59,7 +59,7 @@ void Failures::receive() {
 
 // The execution, if this is the first that is told of it.
 Failures::Failed* Failures::enter(const Told& told, size_t results) {
-  const std::string_view error = account_of(told.frame).error;
+  const std::string_view error = report_of(told.frame).error;
   auto found = failed_.find(told.frame.tag);
   if (found != failed_.end()) {
     found->second.errors->emplace_back(error);
@@ -101,7 +101,7 @@ nb::list Failures::told(uint64_t first) const {
   std::map<uint64_t, std::vector<std::string>> found;
   for (auto it = failed_.lower_bound(first); it != failed_.end(); ++it) found.emplace(it->first, *it->second.errors);
   for (const Told& waits : told_)
-    if (waits.frame.tag >= first) found[waits.frame.tag].emplace_back(account_of(waits.frame).error);
+    if (waits.frame.tag >= first) found[waits.frame.tag].emplace_back(report_of(waits.frame).error);
   nb::list told;
   for (auto& [number, errors] : found) {
     nb::list metas;
@@ -111,9 +111,9 @@ nb::list Failures::told(uint64_t first) const {
   return told;
 }
 
-// The gate's side
+// The window's side
 
-void Gate::set_failures(nb::object readers, bool together, const std::vector<size_t>& siblings) {
+void InFlightWindow::set_failures(nb::object readers, bool together, const std::vector<size_t>& siblings) {
   failures_ = std::make_shared<Failures>(std::move(readers), *limits_, together);
   is_sibling_.assign(readers_.size(), false);
   if (!together || siblings.size() < 2) return;
@@ -123,7 +123,7 @@ void Gate::set_failures(nb::object readers, bool together, const std::vector<siz
 
 // Whether it is not known yet if another result of the execution has failed. Whoever has seen all of them has all
 // that is told of it to read, and reads it here.
-bool Gate::awaits_siblings(uint64_t number, size_t i) {
+bool InFlightWindow::awaits_siblings(uint64_t number, size_t i) {
   if (siblings_.empty() || !is_sibling_[i]) return false;
   if (number - first_ >= all_came_) {  // each result asks, and there may be thousands
     uint64_t came = UINT64_MAX;
@@ -138,7 +138,7 @@ bool Gate::awaits_siblings(uint64_t number, size_t i) {
   return !all && !failures_->has(number, i);
 }
 
-bool Gate::hear_news() {
+bool InFlightWindow::hear_news() {
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) return false;
   const uint64_t over = completed();  // before: all that was told of those is found now
   const bool heard = failures_->news() && failures_->hear(readers_.size(), over, [this](uint64_t number, std::vector<bool>& open) { note_open(number, open); });
@@ -147,18 +147,18 @@ bool Gate::hear_news() {
 }
 
 // Whether that is an error of an execution whose first failure is on its way: until it is here, this is not either.
-bool Gate::too_early(uint64_t number, Kind kind) const {
+bool InFlightWindow::too_early(uint64_t number, Kind kind) const {
   return kind == Kind::kError && failures_ && failures_->awaits_news(number, completed());
 }
 
-void Gate::hear_before_submission() {
+void InFlightWindow::hear_before_submission() {
   // What is forgotten costs later gets nothing.
   if (failures_ && (failures_->news() || !failures_->empty())) hear_news();
 }
 
 // What is there can still be got, unless it is an error, or one of several results that fail as one: then the first
 // error counts here too. Cannot fail, also where a ring breaks just now: half of it noted would be noted again.
-void Gate::note_open(uint64_t number, std::vector<bool>& open) noexcept {
+void InFlightWindow::note_open(uint64_t number, std::vector<bool>& open) noexcept {
   if (!failures_->together || number < first_ || number >= next_) return;
   for (size_t i = 0; i < readers_.size(); ++i) {
     if (dropped_[i].contains(number)) continue;  // nobody wants it
@@ -179,7 +179,7 @@ void Gate::note_open(uint64_t number, std::vector<bool>& open) noexcept {
   }
 }
 
-bool Gate::failed(uint64_t number, size_t i) {
+bool InFlightWindow::failed(uint64_t number, size_t i) {
   if (!ready(number, i)) return false;
   auto handed = handed_.find({number, i});
   if (handed != handed_.end()) return nb::isinstance<ErrorFrame>(handed->second);
@@ -190,7 +190,7 @@ bool Gate::failed(uint64_t number, size_t i) {
   return ring.kind_of(ring.next()) == Kind::kError;  // it is in front
 }
 
-nb::list Gate::failures() {
+nb::list InFlightWindow::failures() {
   if (!failures_) return nb::list();
   hear();
   return failures_->told(completed());

@@ -13,7 +13,7 @@
 #include <algorithm>
 #include <deque>
 
-#include "gate.h"
+#include "window.h"
 
 namespace conveyor {
 
@@ -100,6 +100,6 @@ class Failures {
   std::map<uint64_t, Failed> failed_;
 };
 
-inline bool Gate::hear() { return failures_ && failures_->news() && hear_news(); }
+inline bool InFlightWindow::hear() { return failures_ && failures_->news() && hear_news(); }
 
 }  // namespace conveyor

@@ -171,9 +171,9 @@ NB_MODULE(_core, m) {
   bind_memory(m);
   bind_channel(m);
   bind_graph(m);
-  bind_door(m);
-  bind_turn(m);
-  bind_will(m);
+  bind_fast_path(m);
+  bind_locks(m);
+  bind_finalizers(m);
   bind_collective(m);
   bind_direct(m);
   bind_net(m);

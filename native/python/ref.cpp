@@ -5,17 +5,17 @@
 
 namespace conveyor {
 
-nb::object Gated::get(const RefCore& ref, uint64_t deadline, int64_t deaths) {
+nb::object WindowObject::get(const RefCore& ref, uint64_t deadline, int64_t deaths) {
   const uint64_t number = uint64_t(ref.number);
   const size_t reader = ref.reader;
-  gate->make_hand();
-  nb::object value = gate->take(number, reader);
+  window->make_hand();
+  nb::object value = window->take(number, reader);
   if (value.is_valid()) return value;
-  const uint64_t since = gate->wait_begins();
+  const uint64_t since = window->wait_begins();
   for (bool first = true;; first = false) {
     const uint32_t seen = inbox->count();
-    gate->make_hand();  // another thread may have used the one before
-    value = gate->take(number, reader, since);
+    window->make_hand();  // another thread may have used the one before
+    value = window->take(number, reader, since);
     if (value.is_valid()) return value;
     // Looked at behind the count: whoever cancels sets the outcome, and notifies afterwards.
     if (closed || ref.outcome.is_valid() || (deaths >= 0 && inbox->process_table()->header()->deaths.load(std::memory_order_seq_cst) != uint32_t(deaths)))
@@ -27,36 +27,36 @@ nb::object Gated::get(const RefCore& ref, uint64_t deadline, int64_t deaths) {
       over = deadline != 0 && now_ns() >= deadline;
     }
     if (!over && wait(*inbox, seen, deadline)) continue;
-    gate->make_hand();
-    value = gate->take(number, reader, since);
-    if (!value.is_valid()) gate->wait_ends(number, reader, since);
+    window->make_hand();
+    value = window->take(number, reader, since);
+    if (!value.is_valid()) window->wait_ends(number, reader, since);
     return value;
   }
 }
 
-void Gated::await_ready(const RefCore& ref, uint64_t deadline) {
+void WindowObject::await_ready(const RefCore& ref, uint64_t deadline) {
   for (;;) {
     const uint32_t seen = inbox->count();
-    if (gate->ready(uint64_t(ref.number), ref.reader) || closed || ref.outcome.is_valid()) return;
+    if (window->ready(uint64_t(ref.number), ref.reader) || closed || ref.outcome.is_valid()) return;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (now_ns() >= deadline || !wait(*inbox, seen, deadline)) return;
   }
 }
 
-nb::object Gated::start(nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline) {
+nb::object WindowObject::start(nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline) {
   if (is_ref(value.ptr())) return nb::none();  // perhaps one of ours
-  return started(self, source, type, deadline, [&] { return gate->submit(value, deadline); });
+  return started(self, source, type, deadline, [&] { return window->submit(value, deadline); });
 }
 
-nb::object Gated::start_many(nb::handle self, nb::tuple values, nb::handle source, nb::handle type, uint64_t deadline) {
-  return started(self, source, type, deadline, [&] { return gate->submit_many(values, deadline); });
+nb::object WindowObject::start_many(nb::handle self, nb::tuple values, nb::handle source, nb::handle type, uint64_t deadline) {
+  return started(self, source, type, deadline, [&] { return window->submit_many(values, deadline); });
 }
 
 template <class Submit>
-nb::object Gated::started(nb::handle self, nb::handle source, nb::handle type, uint64_t deadline, const Submit& submit) {
+nb::object WindowObject::started(nb::handle self, nb::handle source, nb::handle type, uint64_t deadline, const Submit& submit) {
   if (somebody_died()) return nb::none();
   if (deadline != 0) {
-    if (!gate->has_room()) return nb::none();
+    if (!window->has_room()) return nb::none();
     take_words(source);
   }
   nb::object ref = nb::inst_alloc(type);  // before: what is submitted has somebody who owns its result
@@ -67,8 +67,8 @@ nb::object Gated::started(nb::handle self, nb::handle source, nb::handle type, u
   return ref;
 }
 
-void Gated::take_words(nb::handle source) {
-  const uint64_t number = gate->submitted();
+void WindowObject::take_words(nb::handle source) {
+  const uint64_t number = window->submitted();
   Timed& place = timed[number % timed.size()];
   // It may be this one: what could not be sent has left its number to the next.
   if (place.source.is_valid() && place.number != number) {
@@ -81,13 +81,13 @@ void Gated::take_words(nb::handle source) {
   place = {nb::weakref(source), number};
 }
 
-Gated::~Gated() {
+WindowObject::~WindowObject() {
   nb::error_scope keep;
-  gate->leave_leftovers();  // before code runs that could have them swept
-  gate->note_last();
-  gate->forget_leftovers();
+  window->leave_leftovers();  // before code runs that could have them swept
+  window->note_last();
+  window->forget_leftovers();
   try {
-    gate->discard_all();
+    window->discard_all();
   } catch (nb::python_error& error) {
     error.discard_as_unraisable("results that nobody has got");
   } catch (const std::exception& error) {  // a frame with a bad layout
@@ -101,22 +101,22 @@ RefCore::~RefCore() {
   // First: what follows may run Python code, which might look for its siblings.
   previous->next = next;
   next->previous = previous;
-  if (gate == nullptr || number < 0) return;
+  if (window == nullptr || number < 0) return;
   if (outcome.is_valid()) {
-    if (last) gate->gate->abandon(uint64_t(number));
+    if (last) window->window->abandon(uint64_t(number));
     return;
   }
   // The result is not wanted: its memory comes back when it arrives, or now.
   nb::error_scope keep;  // this may be the unwinding of a Python exception
   try {
-    gate->gate->drop(uint64_t(number), reader);
+    window->window->drop(uint64_t(number), reader);
   } catch (nb::python_error& error) {
     error.discard_as_unraisable("a dropped result");
   } catch (const std::exception& error) {  // a frame with a bad layout
     PyErr_SetString(PyExc_RuntimeError, error.what());
     PyErr_WriteUnraisable(nullptr);
   }
-  if (last) gate->gate->abandon(uint64_t(number));
+  if (last) window->window->abandon(uint64_t(number));
 }
 
 void RefCore::resolve(nb::object value) {
@@ -125,7 +125,7 @@ void RefCore::resolve(nb::object value) {
     if (nb::object& refs = nb::inst_ptr<Snapshot>(value)->refs; refs.is_valid()) std::swap(inner, refs);
   // What it replaces may run any code when it goes: last.
   std::swap(outcome, value);
-  if (gate != nullptr && number >= 0) gate->gate->resolved(uint64_t(number), reader);
+  if (window != nullptr && number >= 0) window->window->resolved(uint64_t(number), reader);
 }
 
 void RefCore::join(RefCore& other) {
@@ -149,8 +149,8 @@ bool RefCore::end_resolve(const void* by) {
   if (resolver != by) return false;
   resolver = nullptr;
   if (!std::exchange(contended, false)) return false;
-  if (gate == nullptr) return true;
-  gate->inbox->process_table()->notify(gate->inbox->slot(), kAttentionBit);
+  if (window == nullptr) return true;
+  window->inbox->process_table()->notify(window->inbox->slot(), kAttentionBit);
   return false;
 }
 
@@ -162,7 +162,7 @@ nb::list ref_with_siblings(nb::handle self, size_t count) {
   for (size_t reader = 1; reader < count; ++reader) {
     nb::object ref = nb::inst_alloc(self.type());
     RefCore* core = nb::inst_ptr<RefCore>(ref);
-    new (core) RefCore(last->source, last->gate_object, last->number, reader);
+    new (core) RefCore(last->source, last->window_object, last->number, reader);
     nb::inst_mark_ready(ref);
     core->self = ref.ptr();
     last->join(*core);

@@ -2,16 +2,16 @@
 // slow anyway: waiting for long, errors, asyncio.
 #pragma once
 
-#include "gate.h"
+#include "window.h"
 #include "inbox.h"
 
 namespace conveyor {
 
 class RefCore;
 
-// A gate with what its Python face adds: the doorbell to wait on, and who keeps its ends alive.
-struct Gated {
-  std::unique_ptr<Gate> gate;
+// A window with what its Python face adds: the doorbell to wait on, and who keeps its ends alive.
+struct WindowObject {
+  std::unique_ptr<InFlightWindow> window;
   nb::object keep;
   Inbox* inbox;
   bool closed = false;
@@ -26,14 +26,14 @@ struct Gated {
   };
   std::vector<Timed> timed{};
 
-  ~Gated();
-  // The result of `ref`, or an invalid object when the deadline (0: none) has passed, when the gate is closed or the ref
+  ~WindowObject();
+  // The result of `ref`, or an invalid object when the deadline (0: none) has passed, when the window is closed or the ref
   // has an outcome otherwise, or when the process table counts other deaths than the caller knows of (-1: it does not ask).
   nb::object get(const RefCore& ref, uint64_t deadline, int64_t deaths);
   // Until the result is here, or what ends get(). It is not taken.
   void await_ready(const RefCore& ref, uint64_t deadline);
   // Submit `value`; the ref of its first result, an instance of `type`. None if there is no room, if somebody has
-  // died, or if `value` is a ref, whose value is to be sent. `self`: this gate's Python object.
+  // died, or if `value` is a ref, whose value is to be sent. `self`: this window's Python object.
   nb::object start(nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline);
   // The same of one value for each writer, none of them a ref. With a `deadline` the source is of this execution alone:
   // its `keep_report` is called with the execution's number before its words in `limits` are used again.
@@ -52,15 +52,15 @@ bool refs_among(nb::handle args, nb::handle kwargs);
 
 class RefCore {
  public:
-  RefCore(nb::object source, nb::object gate, int64_t number, size_t reader)
-      : source(std::move(source)), gate_object(std::move(gate)), gate(gate_object.is_none() ? nullptr : nb::cast<Gated*>(gate_object)), number(number), reader(reader) {}
+  RefCore(nb::object source, nb::object window, int64_t number, size_t reader)
+      : source(std::move(source)), window_object(std::move(window)), window(window_object.is_none() ? nullptr : nb::cast<WindowObject*>(window_object)), number(number), reader(reader) {}
   ~RefCore();
   RefCore(const RefCore&) = delete;
   RefCore& operator=(const RefCore&) = delete;
 
   // Take the right to resolve this ref; false if somebody else has it. Whoever has it ends with `end_resolve`, which wakes
   // those who were refused, and does nothing for others: so it can be called by who does not know whether he has. True
-  // if it cannot wake them, as there is no gate.
+  // if it cannot wake them, as there is no window.
   bool begin_resolve(const void* by);
   bool end_resolve(const void* by);
   // `value` is the outcome, and need not be found again.
@@ -70,8 +70,8 @@ class RefCore {
   void join(RefCore& other);
 
   nb::object source;
-  nb::object gate_object;
-  Gated* gate;
+  nb::object window_object;
+  WindowObject* window;
   int64_t number;  // -1: not submitted
   size_t reader;
   nb::object outcome;  // invalid: not resolved

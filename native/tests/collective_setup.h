@@ -35,8 +35,8 @@ struct Rank {
   Progress run(const CollectiveCall& call, CollectiveData data, uint64_t timeout = 0) {
     group.check(call, data);
     const uint64_t deadline = timeout == 0 ? now_ns() + 2 * kSoon : now_ns() + timeout;
-    const CollectiveGroup::Turn turn(group);
-    if (!CHECK(bool(turn))) throw check::Abandon{};
+    const CollectiveGroup::Entered entered(group);
+    if (!CHECK(bool(entered))) throw check::Abandon{};
     group.begin(call, std::move(data), deadline);
     for (;;) {
       const Progress progress = group.go_on();

@@ -134,9 +134,9 @@ TEST(a_timeout_and_an_interruption_break_the_group) {
 
   World other(2);
   Rank one(other, 0), two(other, 1);
-  const CollectiveGroup::Turn turn(one.group);
-  REQUIRE(bool(turn));
-  CHECK(!CollectiveGroup::Turn(one.group));  // not twice at a time
+  const CollectiveGroup::Entered entered(one.group);
+  REQUIRE(bool(entered));
+  CHECK(!CollectiveGroup::Entered(one.group));  // not twice at a time
   one.group.begin({}, {}, 0);
   CHECK(one.group.go_on() == Progress::kSleep);
   one.group.leave(Cause::kInterrupted, "KeyboardInterrupt");

@@ -118,7 +118,7 @@ TEST(what_a_rank_has_left_later_does_not_end_an_operation_that_it_has_finished) 
       left.arrive_and_wait();
       return;
     }
-    const CollectiveGroup::Turn turn(rank.group);
+    const CollectiveGroup::Entered entered(rank.group);
     rank.group.begin({}, {}, now_ns() + kSoon);
     CHECK(rank.group.go_on() == Progress::kSleep);
     waits.arrive_and_wait();

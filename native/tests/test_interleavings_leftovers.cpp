@@ -6,10 +6,10 @@ using namespace conveyor;
 
 namespace {
 
-// The process in slot 0 has one gate, and the thread; that in slot 1 asks.
+// The process in slot 0 has one window, and the thread; that in slot 1 asks.
 struct Dropped : Doorbells {
   model::Mutex gil;
-  Leftover gate;
+  Leftover window;
   std::unique_ptr<Leftovers> leftovers;
   bool here = true;  // what was dropped is in its ring
   int looked = 0;
@@ -20,15 +20,15 @@ struct Dropped : Doorbells {
     Returns& words = process_table->slot(0)->leftovers;
     for (auto* word : {&words.count, &words.wanted, &words.requested, &words.answered}) word->store(0);
     process_table->header()->memory.given.store(0);
-    gate.leave();
+    window.leave();
     leftovers = std::make_unique<Leftovers>(process_table, 0);
     here = arrived;
     looked = 0;
-    if (before) leftovers->enter(gate, [&] { return here; });
+    if (before) leftovers->enter(window, [&] { return here; });
   }
   void drop() {
     std::lock_guard lock(gil);
-    leftovers->enter(gate, [&] { return here; });
+    leftovers->enter(window, [&] { return here; });
   }
   void arrive() {
     model::writes(&here);
@@ -43,7 +43,7 @@ struct Dropped : Doorbells {
       if (looks) {
         model::reads(&here);
         ++looked;
-        if (here) gate.leave();
+        if (here) window.leave();
       }
       leftovers->end();
     }
@@ -60,7 +60,7 @@ struct Dropped : Doorbells {
       model::system_call(SYS_futex, &process_table->header()->memory.given, FUTEX_WAIT, seen, nullptr);
     }
   }
-  bool done() { return !gate.entered() && looked != 0; }
+  bool done() { return !window.entered() && looked != 0; }
   Scene scene(std::vector<std::function<void()>> others, bool before, bool arrived) {
     others.push_back([this] { sweeper(); });
     return {this, std::move(others), [this, before, arrived] { reset(before, arrived); }, [this] { return done(); }, 1};
@@ -80,7 +80,7 @@ TEST(who_asks_while_the_last_of_it_is_looked_at_is_answered) {
 TEST(who_asks_for_what_has_not_come_yet_is_answered) {
   Dropped b;
   Scene scene = b.scene({[&] { b.ask(); }}, true, false);
-  scene.judge = [&] { return b.gate.entered(); };
+  scene.judge = [&] { return b.window.entered(); };
   scene.holds(kThorough ? model::kAll : 2, 10);
   CHECK(scene.fails(kOmitted, "futex wake", &b.doorbell(0).count));
 }

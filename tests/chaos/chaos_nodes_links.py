@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.driver.hosts import Locate, Reach
+from conveyor.driver.process_engine import Locate, Reach
 from conveyor.engines.ray import agents
 from conveyor.engines.ray.agents import AgentNode
 

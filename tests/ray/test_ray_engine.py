@@ -196,7 +196,7 @@ def test_an_actor_places_others(rt):
 
 
 def test_what_nobody_can_place_is_told_and_can_be_killed(rt, monkeypatch):
-    from conveyor.engines.ray import hosts as module
+    from conveyor.engines.ray import process_engine as module
 
     monkeypatch.setattr(module, "_SAID_AFTER", 0.2)
     said = threading.Event()

@@ -37,7 +37,7 @@ def test_what_ray_does_not_answer_holds_up_no_start(rt, monkeypatch):
     """Ray asked for its resources while it is busy, or gone, may take for ever, natively."""
     import ray
 
-    from conveyor.engines.ray import hosts as module
+    from conveyor.engines.ray import process_engine as module
 
     requested, answer = threading.Event(), threading.Event()
 

@@ -262,14 +262,14 @@ CHECKS = [one for one in testing.transport_checks() if one.name in ("values", "m
 @pytest.mark.parametrize("check", CHECKS, ids=str)
 def test_the_checks_of_all_transports(far, monkeypatch, check):
     """Their actors are on two nodes in turn."""
-    from conveyor.engines.ray import hosts
+    from conveyor.engines.ray import process_engine
 
-    ray_options, call_lock = hosts.ray_options, itertools.cycle(["first", "second"])
+    ray_options, call_lock = process_engine.ray_options, itertools.cycle(["first", "second"])
 
     def placed(options):
         return {**ray_options(options), "resources": {next(call_lock): 0.001}}
 
-    monkeypatch.setattr(hosts, "ray_options", placed)
+    monkeypatch.setattr(process_engine, "ray_options", placed)
     check.run("gloo")
 
 

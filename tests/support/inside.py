@@ -153,9 +153,9 @@ def supervision_of(graph: Any) -> Any:
     return control._graph_info.lifecycle
 
 
-def gate_of(graph: Any) -> Any:
+def window_of(graph: Any) -> Any:
     """Return what such a graph's results come out of."""
-    return supervision_of(graph).epoch.gate
+    return supervision_of(graph).epoch.window
 
 
 # Other nodes

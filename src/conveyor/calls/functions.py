@@ -56,13 +56,13 @@ class Worker:
 
     def begin(self) -> None:
         """Forget how long its calls have taken: what comes next may be of another kind."""
-        self._done = self.link.gate.completed
+        self._done = self.link.window.completed
         self._since = _core.monotonic()
         self._pace = _AHEAD
 
     def learn(self) -> int:
         """Look how long its last calls have taken. Returns how many it may be given."""
-        done = self.link.gate.completed
+        done = self.link.window.completed
         if done <= 1:  # its constructor's alone, which says nothing of calls
             self.begin()
         elif done != self._done:
@@ -195,7 +195,7 @@ class Functions:
             if dead:
                 self._workers = [worker for worker in self._workers if worker not in dead]
                 if any(
-                    worker.link.gate.submitted > 1 for worker in dead
+                    worker.link.window.submitted > 1 for worker in dead
                 ):  # beside the constructor's
                     self._unused = 0
 
@@ -222,10 +222,10 @@ class Functions:
     # What waits
 
     @property
-    def gate(self) -> _core.Gate:
-        """The gate of any worker: what rings for a ref that waits here."""
-        gate: _core.Gate = self._last.gate
-        return gate
+    def window(self) -> _core.InFlightWindow:
+        """The window of any worker: what rings for a ref that waits here."""
+        window: _core.InFlightWindow = self._last.window
+        return window
 
     @property
     def has_pending(self) -> bool:
@@ -269,7 +269,7 @@ class Functions:
             most = max(0, min(worker.capacity, -(-len(self._waiting) // len(self._workers))))
             taken = list(islice((one for one in ready if one.ref in self._waiting), most))
             for one in taken:
-                one.ref._move(worker.link, worker.link.gate, self._waiting, pending)
+                one.ref._move(worker.link, worker.link.window, self._waiting, pending)
             if taken:
                 self._unused = 0
         return taken
@@ -332,7 +332,7 @@ class Functions:
                 # Most results come soon, and whoever gets the next one sends what waits.
                 left = time_limit.left()
                 look = _LAST_LOOK if left is None else min(left, _LAST_LOOK)
-                value = ref._gate.get(ref, look)
+                value = ref._window.get(ref, look)
                 if value is not EMPTY:
                     return value
         source: Source = ref._source

@@ -198,7 +198,9 @@ class Link:
             segment, reply_offset(segment), 0, mailbox, arena, carries, shared=True
         )
         self._depth = depth = segment.slots(0)
-        self.gate = _core.Gate([self._writer], [self._reader], depth, kind, process.inbox)
+        self.window = _core.InFlightWindow(
+            [self._writer], [self._reader], depth, kind, process.inbox
+        )
         if not self._is_control:
             process.sweeper.start()
         process.reads(self)
@@ -235,7 +237,7 @@ class Link:
                                 self._submit_later(instead, False)
                 if not has_refs:
                     try:
-                        sent = self.gate.start(call, self, CallRef)
+                        sent = self.window.start(call, self, CallRef)
                     except ArenaFullError as error:
                         if is_final(error):
                             raise
@@ -295,7 +297,7 @@ class Link:
     def leave(self) -> None:
         """Keep the results that have come, for who still asks, and take no more."""
         try:
-            self.gate.leave()
+            self.window.leave()
         except SerializationError as error:  # the ring is broken: nothing is to be had of it
             logger.warning("%s: %s", self.actor_name, str(error))
 
@@ -358,7 +360,7 @@ class Link:
 
     @property
     def outstanding(self) -> int:
-        return len(self._pending) + self.gate.submitted - self.gate.completed
+        return len(self._pending) + self.window.submitted - self.window.completed
 
     @property
     def has_pending(self) -> bool:
@@ -466,10 +468,10 @@ class Link:
 
     def _submit(self, call: Any, ref: CallRef) -> int:
         if not ref.passes_on:
-            return self.gate.submit(call)
+            return self.window.submit(call)
         before = _core.Arena.note_given(_core.Arena.AS_MUCH)
         try:
-            return self.gate.submit(call)
+            return self.window.submit(call)
         finally:
             _core.Arena.note_given(before)
 
@@ -497,14 +499,14 @@ class Link:
         return wait
 
     def under_way(self) -> Blockers:
-        if self._is_control or self.gate.submitted == self.gate.completed or self.gone:
+        if self._is_control or self.window.submitted == self.window.completed or self.gone:
             return ()
         text = f"{self.actor_name}, whose calls hold memory that is needed"
         return ((self.actor_slot, CALLS, text),)
 
     def _cancel_sent(self, ref: Ref) -> None:
         self._limits.cancel(ref._number)
-        self.gate.drop_cancelled(ref._number, 0)
+        self.window.drop_cancelled(ref._number, 0)
 
     # Source protocol
 
@@ -540,7 +542,7 @@ class Link:
                 await_soon(self.lacks(), look)
                 self.flush()
         if ref._number >= 0:
-            value = self.gate.get(ref, look)
+            value = self.window.get(ref, look)
             if value is not EMPTY:
                 return value
         time_limit, queued = TimeLimit(timeout), ref._number < 0
@@ -573,7 +575,7 @@ class Link:
                 inbox.wait(seen, step)
             else:
                 attending.end()
-                # A refusal changes nothing that the gate looks at: it only rings.
+                # A refusal changes nothing that the window looks at: it only rings.
                 every_notification = wait is not None or self._refusal is not None
                 value = get_or_wait(ref, inbox, seen, step, deaths, every_notification)
                 if value is not EMPTY:
@@ -589,10 +591,10 @@ class Link:
                 return EMPTY
         # Looked for before the death is: what it had sent before it died is still there.
         gone = self.gone
-        value = self.gate.take(ref._number, 0)
+        value = self.window.take(ref._number, 0)
         if value is EMPTY and gone and ref._outcome is EMPTY:
             if not self._is_dead:  # it may still come, and would be kept as long as a ref is held
-                self.gate.drop(ref._number, 0)
+                self.window.drop(ref._number, 0)
             raise final(self.why_gone())
         return value
 
@@ -621,13 +623,13 @@ class Link:
         if ref._number < 0:
             # Whoever pumps sends it on. Not here: this is asked while another link is flushed.
             return ref._outcome is not EMPTY
-        return self.gate.ready(ref._number, 0) or self.gone
+        return self.window.ready(ref._number, 0) or self.gone
 
     def has_failed(self, ref: Ref) -> bool:
         if ref._number < 0:
             return False
-        if self.gate.ready(ref._number, 0):
-            return self.gate.failed(ref._number, 0)
+        if self.window.ready(ref._number, 0):
+            return self.window.failed(ref._number, 0)
         return self.gone
 
     def describe(self, ref: Ref) -> str:
@@ -649,7 +651,7 @@ class Link:
         wait = self._memory_wait
         if wait is not None:
             return f"; {calls} at the caller for memory: {wait.why}"
-        if self.gate.has_room:
+        if self.window.has_room:
             return ""
         return (
             f"; {calls} at the caller: at most {self._depth} calls of one caller are with an actor at once, "

@@ -133,9 +133,9 @@ def await_soon(first: Ref | None, seconds: float) -> None:
     come."""
     if first is None:
         return
-    gate: _core.Gate | None = first._gate
-    if gate is not None and first._number >= 0:
-        gate.await_ready(first, seconds)
+    window: _core.InFlightWindow | None = first._window
+    if window is not None and first._number >= 0:
+        window.await_ready(first, seconds)
 
 
 def with_values(

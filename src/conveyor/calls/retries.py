@@ -94,7 +94,7 @@ class Tries:
         # Before the call: it may change its own arguments.
         self._given: Given | None = Given(runtime, f"{actor.name}.{method}", args, kwargs)
         self.last = self._try(make, args, kwargs, False)
-        self.gate: Any = self.last._gate
+        self.window: Any = self.last._window
         self._others.begun(self)
 
     def ref(self) -> RetriedRef:
@@ -102,7 +102,7 @@ class Tries:
         made = RetriedRef(self, -1)
         # Where calls are run by who makes them, so are their tries. Otherwise others may come before, and one
         # thread makes them all: of two that find the same try over, each would make the next one.
-        if self.gate is None:
+        if self.window is None:
             self.see()
         else:
             self._watch(self.last)

@@ -40,7 +40,7 @@ def _close(link: Incarnation, method: str, key: Key, cancelled: bool = False) ->
     closed: Ref = link.call((method, (key,), None, 1, CLOSE))
     if cancelled and closed._outcome is EMPTY and closed._number >= 0:
         closed._fail(cancelled_error(method))
-        closed._gate.drop_cancelled(closed._number, closed._reader)
+        closed._window.drop_cancelled(closed._number, closed._reader)
 
 
 class CallStream(StreamRef):

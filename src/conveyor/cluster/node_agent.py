@@ -1,7 +1,7 @@
 """Node agent: the part of a session on a node without the driver. It has a process table and a pump, and
 introduces processes to each other.
 
-It does what the driver orders (:mod:`conveyor.driver.hosts`), one order after the other. It
+It does what the driver orders (:mod:`conveyor.driver.process_engine`), one order after the other. It
 starts no process: it makes what a process is to be given, and watches whether the process lives. It knows
 nothing of values.
 """
@@ -21,11 +21,10 @@ from conveyor import _core, descriptors
 from conveyor.calls.links import Refusal
 from conveyor.codec import Reader
 from conveyor.driver.actors import PROCESS_TABLE_SLOTS, DeathWatches
-from conveyor.driver.hosts import (
+from conveyor.driver.process_engine import (
     Adopt,
     Answer,
     BreakGroup,
-    Bury,
     CountDue,
     Cut,
     Forget,
@@ -35,12 +34,13 @@ from conveyor.driver.hosts import (
     MarkRefused,
     NodeOrder,
     Reach,
+    Remove,
     SendDescriptors,
     Spread,
     Stand,
     TellWhenCome,
 )
-from conveyor.driver.hosts import ProcessSnapshot as LastSnapshot
+from conveyor.driver.process_engine import ProcessSnapshot as LastSnapshot
 from conveyor.graph.telemetry import Look, LookAtAll, Seen, StatusResponder
 from conveyor.runtime.broker import ClosedWord
 from conveyor.runtime.deadlock_detector import (
@@ -263,7 +263,7 @@ class NodeAgent:
         proxy.arena.leave_slot()
         os.close(proxy.arena_fd)
 
-    def _bury(self, order: Bury) -> None:
+    def _remove(self, order: Remove) -> None:
         proxy, one = self._proxies.get(order.slot), self._locals.get(order.slot)
         self._watches.remove(order.slot)
         if proxy is not None and proxy.incarnation == order.incarnation:
@@ -382,7 +382,7 @@ class NodeAgent:
     orders: ClassVar[Mapping[type[NodeOrder], Callable[[NodeAgent, Any], Any]]] = {
         Adopt: _adopt,
         Stand: _stand,
-        Bury: _bury,
+        Remove: _remove,
         Reach: _reach,
         Locate: _locate,
         GiveUp: _give_up,

@@ -1,11 +1,11 @@
-"""Permission for the processes of a session to read each other's memory.
+"""Store of the values that stay in this process, where others read them.
 
-The system may forbid it: to all (a filter of system calls), but to a process's parents (Yama), or to who
-is in another user namespace. Then values do not stay where they were made: they travel in shared memory,
-as any other.
+The system may forbid processes to read each other's memory: to all (a filter of system calls), but to a
+process's parents (Yama), or to who is in another user namespace. Then values do not stay where they were
+made: they travel in shared memory, as any other.
 
-A value's checksum is taken when it is kept, and stands in the process's directory (``native/directory.h``).
-Whoever gets all of the value compares it with what he has got.
+With ``debug_writes`` a value's checksum is taken when it is kept, and stands in the process's directory
+(``native/directory.h``). Whoever gets all of the value compares it with what he has got.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from conveyor import _core, descriptors
 from conveyor.calls.call import ORDER
 from conveyor.codec import Reader, set_later
-from conveyor.driver.hosts import UNKNOWN_END, ProcessSnapshot, Spawned
+from conveyor.driver.process_engine import UNKNOWN_END, ProcessSnapshot, Spawned
 from conveyor.exceptions import (
     ActorDiedError,
     ActorRestartedError,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from conveyor.calls.constructor import StoredConstructor
     from conveyor.calls.links import Link
     from conveyor.calls.pending import CallRef
-    from conveyor.driver.hosts import RemoteNode, Spawning
+    from conveyor.driver.process_engine import RemoteNode, Spawning
     from conveyor.refs.ref import Ref
     from conveyor.worker.messages import Order
 
@@ -290,7 +290,7 @@ class ActorRecord:
             raise
         return fds_id
 
-    def bury(self) -> None:
+    def keep_last_snapshot(self) -> None:
         """Keep the last process snapshot: the process has ended, and its death is announced."""
         reported = None if self.process is None else self.process.last_snapshot()
         self._last_snapshot, self._left = reported or (
@@ -302,7 +302,7 @@ class ActorRecord:
             self.actor.constructor = None  # it will not be started again
         start, self.start = self.start, None
         if start is not None:
-            begun = start._number >= 0 and start._gate.ready(start._number, start._reader)
+            begun = start._number >= 0 and start._window.ready(start._number, start._reader)
             self.actor.failures = 0 if begun else self.actor.failures + 1
 
     @property

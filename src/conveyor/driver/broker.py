@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from conveyor import _core
 from conveyor.driver.actors import DRIVER_SLOT, ActorRecord, Table
-from conveyor.driver.hosts import RemoteDescriptors
 from conveyor.driver.network import Network
+from conveyor.driver.process_engine import RemoteDescriptors
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.broker import (

@@ -421,7 +421,7 @@ def read_graph_list(lines: Iterable[bytes]) -> dict[int, DeployedGraph]:
     return graphs
 
 
-class Departures:
+class GraphExits:
     """Acknowledgements of actors that leave a graph, for the actors that take graphs down. An actor that
     waits for these has to know for whom it waits, so that it notices a deadlock."""
 

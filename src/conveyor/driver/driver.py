@@ -27,8 +27,8 @@ from conveyor.driver.bootstrap import SharedState
 from conveyor.driver.broker import DriverBroker
 from conveyor.driver.deployments import Deployment, GraphDeployer
 from conveyor.driver.groups import DriverCollectives
-from conveyor.driver.hosts import DriverCallbacks, ProcessEngine
 from conveyor.driver.network import Network
+from conveyor.driver.process_engine import DriverCallbacks, ProcessEngine
 from conveyor.driver.remote_processes import HERE, RemoteNodes
 from conveyor.driver.requests import Connections, Dispatcher, ask_readers
 from conveyor.driver.supervisor import DeathCleanup, Step, Supervisor
@@ -316,7 +316,7 @@ class Driver(CallingRuntime):
         supervisor, exports = self.supervisor, self.exports
         return DeathCleanup(
             Step("everybody takes it for dead", supervisor.announce, unborn=True),
-            Step("what its slot says of it is kept", ActorRecord.bury),
+            Step("what its slot says of it is kept", ActorRecord.keep_last_snapshot),
             # Before anybody is told that it has ended: errors say whether it comes back.
             Step("whether it is started again is settled", supervisor.decide),
             Step("how it has ended can be said", lambda r: r.cause_known.set(), unborn=True),

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from conveyor import _core, descriptors
 from conveyor.driver.actors import DRIVER_SLOT, ActorRecord, Table
-from conveyor.driver.hosts import RemoteDescriptors
 from conveyor.driver.network import Network
+from conveyor.driver.process_engine import RemoteDescriptors
 from conveyor.driver.remote_processes import HERE, RemoteNodes
 from conveyor.driver.supervisor import Supervisor
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError

@@ -12,7 +12,7 @@ from conveyor import _core, descriptors
 from conveyor.calls.links import Refusal, link_blueprint, link_depth
 from conveyor.codec import Reader
 from conveyor.driver.actors import ActorRecord, Introduced, Table
-from conveyor.driver.hosts import RemoteDescriptors
+from conveyor.driver.process_engine import RemoteDescriptors
 from conveyor.driver.remote_processes import HERE, RemoteNodes
 from conveyor.exceptions import ActorDiedError, ConveyorError
 from conveyor.futures import Future, wait

@@ -22,11 +22,10 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.driver.actors import ActorRecord
 from conveyor.driver.bootstrap import Startup
-from conveyor.driver.hosts import (
+from conveyor.driver.process_engine import (
     Adopt,
     Answer,
     BreakGroup,
-    Bury,
     CountDue,
     Cut,
     Forget,
@@ -37,6 +36,7 @@ from conveyor.driver.hosts import (
     Reach,
     RemoteDescriptors,
     RemoteNode,
+    Remove,
     SendDescriptors,
     Spread,
     Stand,
@@ -383,7 +383,7 @@ class RemoteNodes:
         orders."""
         return self._links[record.slot]
 
-    def bury(self, record: ActorRecord) -> None:
+    def remove_dead(self, record: ActorRecord) -> None:
         """Remove a dead process everywhere: its slot is about to be another's. A process of the driver's own
         node has proxies on others, too."""
         slot, node = record.slot, record.node
@@ -398,7 +398,7 @@ class RemoteNodes:
                 return
             for number in self._links.pop(slot, ()):
                 self._forget(number)
-            node.tell(Bury(*record.reader))
+            node.tell(Remove(*record.reader))
             self._node_of.pop(slot, None)
             arena = self._arenas.pop(slot, None)
             if self._pump is not None:
@@ -429,7 +429,7 @@ class RemoteNodes:
         with self._lock:
             if self._stale_proxies.get((other, process[0])) == process:
                 del self._stale_proxies[other, process[0]]
-                self._nodes[other].tell(Bury(*process))
+                self._nodes[other].tell(Remove(*process))
 
     def _remove_stale_proxies(self, slot: int) -> None:
         """Remove the former process of the slot everywhere, whatever is on its way: another process gets the

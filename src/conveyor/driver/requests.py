@@ -21,10 +21,10 @@ from conveyor.calls.constructor import StoredConstructor
 from conveyor.codec import Reader
 from conveyor.driver.actors import DRIVER_SLOT, Actor, ActorRecord, Table
 from conveyor.driver.broker import DriverBroker
-from conveyor.driver.deployments import Departures, Deployment, GraphDeployer
+from conveyor.driver.deployments import Deployment, GraphDeployer, GraphExits
 from conveyor.driver.groups import DriverCollectives
-from conveyor.driver.hosts import ProcessEngine, RemoteDescriptors
 from conveyor.driver.network import Network
+from conveyor.driver.process_engine import ProcessEngine, RemoteDescriptors
 from conveyor.driver.remote_processes import RemoteNodes
 from conveyor.driver.supervisor import Supervisor
 from conveyor.exceptions import (
@@ -49,7 +49,7 @@ from conveyor.runtime.deadlock_detector import (
     Verdict,
     Waiting,
     WaitsThere,
-    inquire,
+    detect,
 )
 from conveyor.runtime.messages import Connection, Message, pickled, receive_message, send_pickled
 from conveyor.runtime.process import RESULT_BIT, Process, RingEnd, close_all
@@ -233,15 +233,15 @@ class RequestConnections:
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.5
 
 
-class Inquiries:
-    """The deadlock detector's inquiries across nodes. Each is made on the thread that answers the request."""
+class Detections:
+    """Deadlock detections across nodes. Each is made on the thread that answers the request."""
 
     def __init__(self, table: Table, remote_nodes: RemoteNodes) -> None:
         self._process_table = table.process_table
         self._remote_nodes = remote_nodes
         self._over = Flag()
         self._lock = threading.Lock()
-        # Looks that inquiries may share: by node the one that is under way, and the one after that.
+        # Looks that detections may share: by node the one that is under way, and the one after that.
         self._now: dict[int, Future[WaitsThere]] = {}
         self._next: dict[int, Future[WaitsThere]] = {}
         # Waits that end with an error as soon as their process hears of it: one for each cycle is enough.
@@ -259,31 +259,31 @@ class Inquiries:
             if again:
                 self._doomed[process] = again
         while True:
-            verdict = self._inquire(process, waits)
+            verdict = self._detect(process, waits)
             if verdict is None:
                 return None
             if self._convict(process, verdict):
                 return self._found(verdict)
 
     def close(self) -> None:
-        """End all inquiries: the session is over, and nobody waits for an answer any more."""
+        """End all detections: the session is over, and nobody waits for an answer any more."""
         self._over.set()
 
-    def _inquire(self, process: Reader, waits: Sequence[Waiting]) -> Verdict | None:
-        inquiry = inquire(process, waits, self._remote_nodes.node_of, self._doomed_of)
+    def _detect(self, process: Reader, waits: Sequence[Waiting]) -> Verdict | None:
+        detection = detect(process, waits, self._remote_nodes.node_of, self._doomed_of)
         pauses = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
         try:
-            step = next(inquiry)
+            step = next(detection)
             while not self._over.is_set():
                 if isinstance(step, Look):
                     answers = {
                         node: self._shared(node) if step.shared else self._own(node, look)
                         for node, look in step.requested.items()
                     }
-                    step = inquiry.send({node: seen.result() for node, seen in answers.items()})
+                    step = detection.send({node: seen.result() for node, seen in answers.items()})
                 else:
                     self._over.wait(pauses.next())
-                    step = next(inquiry)
+                    step = next(detection)
         except StopIteration as over:
             verdict: Verdict | None = over.value
             return verdict
@@ -385,9 +385,9 @@ class Dispatcher:
         self._connections = connections
         self._broker = broker
         self._collectives = collectives
-        self._inquiries = Inquiries(table, remote_nodes)
+        self._detections = Detections(table, remote_nodes)
         self._request_connections = RequestConnections(engine.unwatch, remote_nodes)
-        self._departures = Departures(table.process_table, watcher)
+        self._graph_exits = GraphExits(table.process_table, watcher)
 
     def add(self, record: ActorRecord, sock: socket.socket) -> None:
         """Serve the requests that come over ``sock`` from that process, until it is removed."""
@@ -396,7 +396,7 @@ class Dispatcher:
 
     def remove(self, record: ActorRecord) -> None:
         """Forget a process that is gone, or has broken its socket."""
-        self._departures.forget(record)
+        self._graph_exits.forget(record)
         self._request_connections.remove(record)
 
     def close_socket(self, record: ActorRecord) -> None:
@@ -410,8 +410,8 @@ class Dispatcher:
             self._take(connection, pickle.loads(data))
 
     def close(self) -> None:
-        """End all inquiries and close all sockets: the session is over."""
-        self._inquiries.close()
+        """End all detections and close all sockets: the session is over."""
+        self._detections.close()
         self._request_connections.close()
 
     @property
@@ -585,7 +585,7 @@ class Dispatcher:
     def _undeploy(self, caller: ActorRecord, request: messages.Undeploy) -> _Answer:
         acks = self._deployer.undeploy(request.number)
         if request.wait:
-            self._departures.expect(caller, request.number, acks)
+            self._graph_exits.expect(caller, request.number, acks)
         return None, []
 
     def _look_at_remote(self, _caller: ActorRecord, request: messages.LookAtRemote) -> _Answer:
@@ -594,10 +594,10 @@ class Dispatcher:
         ), []
 
     def _look_for_cycle(self, caller: ActorRecord, request: messages.LookForCycle) -> _Answer:
-        return self._inquiries.look(caller, request.waits), []
+        return self._detections.look(caller, request.waits), []
 
     def _still_deployed(self, caller: ActorRecord, request: messages.StillDeployed) -> _Answer:
-        return self._departures.still_deployed(caller, request.number), []
+        return self._graph_exits.still_deployed(caller, request.number), []
 
     def _open(self, caller: ActorRecord, request: messages.Opening) -> _Answer:
         return None, self._connections.open(caller, request)

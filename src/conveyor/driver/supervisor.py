@@ -18,9 +18,19 @@ from conveyor.calls.links import Link
 from conveyor.codec import Reader, first_line
 from conveyor.driver.actors import Actor, ActorRecord, DeathWatches, Table
 from conveyor.driver.bootstrap import SharedState, Startup
-from conveyor.driver.hosts import ProcessEngine, RemoteNode, Spawned, Spawning
+from conveyor.driver.process_engine import (
+    ProcessEngine,
+    RemoteNode,
+    Spawned,
+    Spawning,
+)
 from conveyor.driver.remote_processes import RemoteNodes
-from conveyor.exceptions import ActorDiedError, ActorStartError, ConveyorError, RuntimeStateError
+from conveyor.exceptions import (
+    ActorDiedError,
+    ActorStartError,
+    ConveyorError,
+    RuntimeStateError,
+)
 from conveyor.refs.ref import Ref
 from conveyor.runtime import ending, threads
 from conveyor.runtime.cleanup import Cleanup
@@ -856,7 +866,7 @@ class Supervisor:
                 record.control_socket.close()
             # They are the process's, which forgets the peer now.
             record.arena, record.arena_fd, record.eventfd = None, -1, -1
-            self._remote_nodes.bury(record)
+            self._remote_nodes.remove_dead(record)
             if record.node is None:
                 self._process_table.forget_memory(record.slot)
             self._shared_state.process.forget(record.slot)

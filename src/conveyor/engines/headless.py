@@ -57,7 +57,7 @@ class Headless:
                 if goes_on(pid) is not False:
                     self._kill(pidfd)
 
-    def bury(self, pidfd: int, status: int) -> bool:
+    def forget(self, pidfd: int, status: int) -> bool:
         """Forget a process that has ended with ``status``. Returns whether it was killed here."""
         self._unclear.pop(pidfd, None)
         killed = pidfd in self._killed

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from conveyor.config import Config
 from conveyor.graph.compiled import CompiledGraph, GraphParts, OwnerControl
-from conveyor.graph.entry import MOVED_REFS, GateEntry
+from conveyor.graph.entry import MOVED_REFS, OwnerEntry
 from conveyor.graph.executor import Epoch, Executor
 from conveyor.graph.handles import reducer_of
 from conveyor.graph.lifecycle import GraphInfo, Lifecycle
@@ -48,7 +48,7 @@ def whole(executor: Executor, make: Callable[[Begun], CompiledGraph]) -> Compile
 def compiled_graph(
     executor: Executor, plan: Plan, config: Config, graph_infos: WeakSet[GraphInfo]
 ) -> CompiledGraph:
-    """Deploy the graph of ``plan``. Its account is entered among ``graph_infos``."""
+    """Deploy the graph of ``plan``. Its ``GraphInfo`` is entered among ``graph_infos``."""
     return whole(executor, lambda begun: _compiled(executor, plan, config, graph_infos, begun))
 
 
@@ -63,7 +63,7 @@ def _compiled(
     lifecycle = supervise(executor, plan, config, begun)
     graph_info = GraphInfo(lifecycle)
     source = GraphSource(graph_info, results, executor)
-    entry = GateEntry(lifecycle, results, source, DebugRef if config.debug else GraphRef)
+    entry = OwnerEntry(lifecycle, results, source, DebugRef if config.debug else GraphRef)
     graph_infos.add(graph_info)
     waits = SubmissionWaits(executor.process)
     return assemble(graph_info, entry, waits, fast_path=entry.fast_path)

@@ -1,4 +1,4 @@
-"""The entry of a graph over processes: submission to the gate of its epoch."""
+"""The entry of a graph over processes: submission to the window of its epoch."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class Execution(Struct, eq=False, weakref=True):
     # Source of its refs
 
     @property
-    def gate(self) -> _core.Gate:
-        return self._graph.gate
+    def window(self) -> _core.InFlightWindow:
+        return self._graph.window
 
     @property
     def cancel_with_await(self) -> bool:
@@ -149,9 +149,11 @@ class Execution(Struct, eq=False, weakref=True):
 
     def _expire(self, ref: Ref) -> None:
         """End the execution at its deadline: results that are not there yet get its error."""
-        number, gate = ref._number, ref._gate
+        number, window = ref._number, ref._window
         late = [
-            r for r in ref._siblings() if r._outcome is EMPTY and not gate.ready(number, r._reader)
+            r
+            for r in ref._siblings()
+            if r._outcome is EMPTY and not window.ready(number, r._reader)
         ]
         if late:
             self._graph.end(number, late, self.late(number))
@@ -188,8 +190,8 @@ MOVED_REFS = _references_of_a_moved_value()
 Source: TypeAlias = GraphSource | Execution
 
 
-class GateEntry:
-    """Submits executions to the gate, one after the other."""
+class OwnerEntry:
+    """Submits executions to the window, one after the other."""
 
     def __init__(
         self,
@@ -401,7 +403,7 @@ class GateEntry:
                 self._waits |= blocking
                 yield need
                 epoch = self._lifecycle.epoch
-                epoch.recording.own.note_room(epoch.gate.submitted, began, blocking)
+                epoch.recording.own.note_room(epoch.window.submitted, began, blocking)
         finally:
             if wait is not None:
                 wait.end()
@@ -451,8 +453,11 @@ class GateEntry:
             if lifecycle.closed_or_failed():
                 raise copy_to_raise(lifecycle.why())
             ref = self._submit_now(inputs, source)
-            # Otherwise a death, of this graph or of another, keeps the gate shut.
-            if ref is not None or self._process.process_table.deaths == lifecycle.epoch.gate.deaths:
+            # Otherwise a death, of this graph or of another, keeps the window shut.
+            if (
+                ref is not None
+                or self._process.process_table.deaths == lifecycle.epoch.window.deaths
+            ):
                 return ref
 
     def _submit_now(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
@@ -480,7 +485,7 @@ class GateEntry:
                 self._promises.forget(fresh)
 
     def _may_submit(self) -> bool:
-        return self._lifecycle.closed_or_failed() or self._lifecycle.epoch.gate.has_room
+        return self._lifecycle.closed_or_failed() or self._lifecycle.epoch.window.has_room
 
     def _refs(self, first: GraphRef, passed: Mapping[int, Ref]) -> Any:
         """Return the results of ``execute``, given the ref to the first edge that the executor reads."""

@@ -269,7 +269,7 @@ class Epoch:
             ended: functools.partial(GraphStream, reader)
             for ended, reader in self._stream_readers.items()
         }
-        self.gate = _core.Gate(
+        self.window = _core.InFlightWindow(
             [writers[bundle.edge] for bundle in plan.inputs],
             [readers[edge] for edge in result_edges(plan)],
             plan.depth,
@@ -277,20 +277,20 @@ class Epoch:
             process.inbox,
             first,
         )
-        self.gate.deaths = 0  # a submission after a death looks first whose it was
-        self.gate.set_limits(self.limits)
+        self.window.deaths = 0  # a submission after a death looks first whose it was
+        self.window.set_limits(self.limits)
         # Only the reader of a stream's items waits for its end.
         ended = {edge for edge, _ in plan.streams}
         siblings = [i for i, edge in enumerate(result_edges(plan)) if edge not in ended]
-        self.gate.set_failures(failures, config.fail_fast, siblings)
-        self.recording.watch(self.gate)
+        self.window.set_failures(failures, config.fail_fast, siblings)
+        self.recording.watch(self.window)
         self._process = process
         self._number = deployed.number
         process.sweeper.start()
         process.reads(self)
 
     def under_way(self) -> Blockers:
-        if self.gate.submitted == self.gate.completed or not all(m.alive for m in self.workers):
+        if self.window.submitted == self.window.completed or not all(m.alive for m in self.workers):
             return ()
         text = f"executions of {self._name}, which hold memory that is needed"
         return tuple((worker.slot, steps_of(self._number), text) for worker in self.workers)
@@ -302,7 +302,7 @@ class Epoch:
             with contextlib.ExitStack() as each:
                 for reader in self._stream_readers.values():
                     each.callback(reader.close)
-                self.gate.leave()
+                self.window.leave()
         except SerializationError as error:
             # A broken ring gives nothing more. The others have been emptied, and all are closed.
             logger.warning("%s: %s", self._name, str(error))

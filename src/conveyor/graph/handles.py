@@ -29,7 +29,7 @@ from conveyor.exceptions import (
     SerializationError,
 )
 from conveyor.graph.compiled import CompiledGraph, GraphParts, parts_of
-from conveyor.graph.entry import GateEntry
+from conveyor.graph.entry import OwnerEntry
 from conveyor.graph.status import GraphStatus
 from conveyor.graph.submission import (
     Need,
@@ -550,7 +550,7 @@ class GraphService:
         self._reader = reader
         self._graph = graph
         entry = parts_of(graph).submitter.entry
-        assert isinstance(entry, GateEntry)
+        assert isinstance(entry, OwnerEntry)
         self._entry = entry
         # Taken by itself: entering a condition runs Python code, and a signal handler that raises there
         # leaves the lock held.

@@ -39,10 +39,10 @@ from conveyor.runtime.waiting import TimeLimit
 
 
 class GraphInfo:
-    """The account of a graph over processes. It reads shared memory, and asks the actors nothing; for remote
-    actors it asks their nodes.
+    """View of a graph over processes. It reads shared memory, and asks the actors nothing; for remote actors
+    it asks their nodes.
 
-    The executor of a graph, and each of its refs, has the account, which lasts as long as any of them.
+    The executor of a graph, and each of its refs, has it, and it lasts as long as any of them.
     """
 
     def __init__(self, lifecycle: Lifecycle) -> None:
@@ -83,13 +83,13 @@ class GraphInfo:
     def progress(self) -> Progress:
         """Return how far the graph's executions are."""
         epoch, process_table = self.lifecycle.epoch, self._process_table
-        gate = epoch.gate
-        gate.count_completed()
+        window = epoch.window
+        window.count_completed()
         arenas = {EXECUTOR: process_table.memory(self._own_slot)}
         for info, worker in zip(self.plan.actors, epoch.workers, strict=True):
             arenas[info.index] = process_table.memory(worker.slot) if worker.alive else 0
-        completed = gate.completed  # first: what is submitted meanwhile is not completed
-        return Progress(gate.submitted, completed, gate.stashed, gate.stashed_bytes, arenas)
+        completed = window.completed  # first: what is submitted meanwhile is not completed
+        return Progress(window.submitted, completed, window.stashed, window.stashed_bytes, arenas)
 
     def tracks(self) -> list[Track]:
         """Return the graph's processes, the executing one first."""
@@ -129,7 +129,7 @@ _MAX_PAST = 100
 
 
 def _look_closer(*_: object) -> None:
-    """Return None, in place of a gate's ``start``: the slow path of submission says why there is no room."""
+    """Return None, in place of a window's ``start``: the slow path of submission says why it is full."""
 
 
 def _for_users(error: ConveyorError) -> ConveyorError:
@@ -170,7 +170,7 @@ class Lifecycle:
         #: The thread that holds the lock. The lock is only taken through this.
         self.holder = _core.Holder(self.lock)
         #: The one thing that the hot path looks at.
-        self.admission = _core.Door()
+        self.admission = _core.Admission()
         #: Why there will be no more executions.
         self.closed: ConveyorError | None = None
         #: Why there are none until a restart.
@@ -190,7 +190,7 @@ class Lifecycle:
     def _use(self, epoch: Epoch) -> None:
         """Execute over these channels from now on."""
         self.epoch = epoch
-        self.admission.open(epoch.gate)
+        self.admission.open(epoch.window)
 
     # What has happened
 
@@ -199,11 +199,11 @@ class Lifecycle:
         if self.closed is not None or self._failure is not None:
             return True
         epoch, deaths = self.epoch, self.process.process_table.deaths
-        if deaths == epoch.gate.deaths:
+        if deaths == epoch.window.deaths:
             return False
         dead = first_death(epoch.workers)
         if dead is None:
-            epoch.gate.deaths = deaths
+            epoch.window.deaths = deaths
             return False
         failure = dead.death(self.name_node)
         with self._failing:
@@ -306,7 +306,7 @@ class Lifecycle:
                 raise copy_to_raise(self.why())
             with self.holder:  # after whoever was submitting just now
                 left = self.epoch
-                first = left.gate.submitted
+                first = left.window.submitted
             deployed = self._executor.redeploy(self.number, first, time_limit)
             epoch = self._make_epoch(deployed, first)
             with self.holder, self._failing:
@@ -370,11 +370,11 @@ class Lifecycle:
             self.admission.shut(partial(_refuse, error))
         epoch = self.epoch
         # Other threads may wait for a result that will not come, or for room with the lock held.
-        epoch.gate.closed = True
+        epoch.window.closed = True
         self.process.process_table.notify(self.process.slot, _core.ATTENTION_BIT)
         if type(error) is SessionEndedError:
             # Tasks that have not begun are skipped, so that the actors can end.
-            for number in range(epoch.gate.completed, epoch.gate.submitted):
+            for number in range(epoch.window.completed, epoch.window.submitted):
                 epoch.limits.cancel(number)
             # Later callers get the error, or wait, when they hold no lock.
             self.admission.shut(_look_closer)

@@ -108,7 +108,7 @@ class RemoteBlockers:
         now = _core.monotonic()
         with self._lock:
             if number not in self._since:
-                completed = epoch.gate.completed
+                completed = epoch.window.completed
                 self._since = {n: at for n, at in self._since.items() if n >= completed}
             return now - self._since.setdefault(number, now) >= OLD
 
@@ -183,15 +183,15 @@ class GraphSource:
         self._remote_blockers = RemoteBlockers(executor, graph_info.number)
 
     @property
-    def gate(self) -> _core.Gate:
-        """The gate of the present epoch, which gives the results of executions that begin now."""
-        return self._lifecycle.epoch.gate
+    def window(self) -> _core.InFlightWindow:
+        """The window of the present epoch, which gives the results of executions that begin now."""
+        return self._lifecycle.epoch.window
 
     # Waiting
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
-        gate = ref._gate
-        value = gate.get(ref, 0.0 if timeout == 0 else _FIRST_LOOK)
+        window = ref._window
+        value = window.get(ref, 0.0 if timeout == 0 else _FIRST_LOOK)
         if value is not EMPTY:
             return value
         time_limit = TimeLimit(timeout)
@@ -200,7 +200,7 @@ class GraphSource:
             return self._wait(ref, time_limit, wait)
 
     def _wait(self, ref: Ref, time_limit: TimeLimit, wait: Wait | None) -> Any:
-        gate, inbox, lifecycle = ref._gate, self._process.inbox, self._lifecycle
+        window, inbox, lifecycle = ref._window, self._process.inbox, self._lifecycle
         while ref._outcome is EMPTY:
             seen, requested = inbox.count, inbox.requested
             deaths = self._process.process_table.deaths
@@ -210,11 +210,11 @@ class GraphSource:
             over = lifecycle.closed_or_failed()
             ended = lifecycle.past_error(ref._number)
             if over or ended is not None:
-                value = gate.take(ref._number, ref._reader)  # what had come before
+                value = window.take(ref._number, ref._reader)  # what had come before
                 if value is not EMPTY:
                     return value
                 # It may still come, from a living actor, and would be kept as long as the graph is held.
-                gate.drop(ref._number, ref._reader)
+                window.drop(ref._number, ref._reader)
                 raise final(ended or lifecycle.past_error(ref._number) or lifecycle.why())
             step = time_limit.step()
             if wait is not None:
@@ -226,12 +226,12 @@ class GraphSource:
         return EMPTY
 
     def is_ready(self, ref: Ref) -> bool:
-        return ref._gate.ready(ref._number, ref._reader) or self._is_lost(ref)
+        return ref._window.ready(ref._number, ref._reader) or self._is_lost(ref)
 
     def has_failed(self, ref: Ref) -> bool:
-        gate, number = ref._gate, ref._number
-        if gate.ready(number, ref._reader):
-            return gate.failed(number, ref._reader)
+        window, number = ref._window, ref._number
+        if window.ready(number, ref._reader):
+            return window.failed(number, ref._reader)
         return self._is_lost(ref)
 
     def _is_lost(self, ref: Ref) -> bool:
@@ -249,11 +249,11 @@ class GraphSource:
 
     def capacity_blockers(self, question: int, again: Again | None = None) -> Blockers | None:
         """Return the processes that have to do something before there is room for another execution."""
-        gate = self.gate
-        if gate.submitted - gate.completed < self.plan.depth:
+        window = self.window
+        if window.submitted - window.completed < self.plan.depth:
             return ()
         # The oldest execution has to end.
-        return self._held_up(gate.completed, self._results.edges, question, again)
+        return self._held_up(window.completed, self._results.edges, question, again)
 
     def _held_up(
         self, number: int, edges: Sequence[int], question: int, again: Again | None
@@ -288,7 +288,7 @@ class GraphSource:
         for ref in refs:
             if ref._outcome is EMPTY:
                 try:
-                    ref._gate.drop_cancelled(number, ref._reader)
+                    ref._window.drop_cancelled(number, ref._reader)
                 finally:
                     if ref._outcome is EMPTY:  # another thread may be getting it
                         ref._fail(error)

@@ -36,7 +36,7 @@ class GraphRef(Ref):
     __slots__ = ()
 
     def _awaited_as(self) -> Hashable:
-        return id(self._gate), self._number
+        return id(self._window), self._number
 
 
 class EffectRef(GraphRef):

@@ -246,8 +246,8 @@ def graph_status(
             actor = replace(actor, stack=stack_of(worker.pid))
         actors.append(actor if host is None else with_node(actor, host))
     progress = RingProgress.read(plan, epoch.segment, epoch.offsets, epoch.first)
-    completed, submitted = epoch.gate.completed, epoch.gate.submitted
-    failures = dict(epoch.gate.failures())
+    completed, submitted = epoch.window.completed, epoch.window.submitted
+    failures = dict(epoch.window.failures())
     executions, now = executions_in_flight(
         progress, outputs, completed, submitted, actors, failures, remote_status
     )

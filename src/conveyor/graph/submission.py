@@ -189,7 +189,7 @@ class Terms(Struct, frozen=True):
 
 
 class Entry(Protocol[T]):
-    """The submission of one graph's executions: to its gate, in this process, or to its owner.
+    """The submission of one graph's executions: to its window, in this process, or to its owner.
 
     ``T`` is the state of an execution until it has begun.
     """

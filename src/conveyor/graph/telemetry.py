@@ -266,14 +266,14 @@ class Recording:
         """The driver's own recorder."""
         return self.recorders[EXECUTOR]
 
-    def watch(self, gate: _core.Gate) -> None:
-        """Have ``gate``, whose readers are ``result_edges``, note what the driver does."""
+    def watch(self, window: _core.InFlightWindow) -> None:
+        """Have ``window``, whose readers are ``result_edges``, note what the driver does."""
         outputs = []
         for edge in result_edges(self._plan):
             writer = self._plan.edges[edge].writer
             position = self.layouts[writer].outputs[edge]
             outputs.append((self.recorders[writer], position))
-        gate.record(self.own, outputs, list(self.recorders.values()))
+        window.record(self.own, outputs, list(self.recorders.values()))
 
     @contextmanager
     def traced(self, name: str, into: str, max_events: int) -> Iterator[None]:

@@ -462,7 +462,7 @@ class Imports:
     each once."""
 
     #: For `Ref`: what it waits for comes by messages.
-    gate: Any = None
+    window: Any = None
     cancel_with_await = False
     get_timeout: float | None = None
     #: This process, in ids: an actor's number.

@@ -231,8 +231,8 @@ class Source(Protocol):
     """Source of a ref's result: a graph, or a caller's link to an actor."""
 
     @property
-    def gate(self) -> _core.Gate:
-        """Gate that results are taken out of; ``None`` where they are there from the beginning."""
+    def window(self) -> _core.InFlightWindow:
+        """InFlightWindow that results are taken out of; ``None`` where they are there from the beginning."""
         ...
 
     @property
@@ -246,7 +246,7 @@ class Source(Protocol):
         ...
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
-        """Wait for the result, and return it as the gate gave it; raises what ended the wait instead. The
+        """Wait for the result, and return it as the window gave it; raises what ended the wait instead. The
         slow path. ``EMPTY`` if the ref may have got its outcome meanwhile in another way: look again."""
         ...
 
@@ -302,7 +302,7 @@ class Ref(_RefCore[ValueT], Placed):
         )
 
     def __init__(self, source: Source, number: int, reader: int = 0) -> None:
-        super().__init__(source, source.gate, number, reader)
+        super().__init__(source, source.window, number, reader)
 
     if TYPE_CHECKING:
 
@@ -406,7 +406,7 @@ class Ref(_RefCore[ValueT], Placed):
 
     def _error_of(self, outcome: Failure) -> BaseException:
         if outcome.may_have_others:
-            self._gate.hear()
+            self._window.hear()
         return outcome.to_raise()
 
     def _hold(self, snapshot: _core.Snapshot) -> None:

@@ -65,25 +65,25 @@ def get_or_wait(
     deaths: int,
     every_notification: bool = False,
 ) -> Any:
-    """Call ``Gate.get`` for ``ref``; the wait also ends when a ref that is got with it has failed. Not
-    called before a wait has lasted so long that it may cost something to be woken.
+    """Call ``InFlightWindow.get`` for ``ref``; the wait also ends when a ref that is got with it has failed.
+    Not called before a wait has lasted so long that it may cost something to be woken.
 
     ``every_notification``: it ends whenever this process is notified. ``seen`` is the inbox's count before
     the caller looked whether anything else has ended the wait.
     """
-    gate = ref._gate
+    window = ref._window
     parts = _parts() if timeout != 0 else {}
     # Otherwise it is got by code that runs while one of them is decoded.
     if id(ref) not in parts and not every_notification:
-        return gate.get(ref, timeout, deaths)
-    value = gate.take(ref._number, ref._reader)
+        return window.get(ref, timeout, deaths)
+    value = window.take(ref._number, ref._reader)
     if value is not EMPTY or ref._outcome is not EMPTY:
         return value
     for part in parts.values():
         if part is not ref and part.has_failed():
             raise CompanionFailed(part)
     inbox.wait(seen, timeout)
-    return gate.take(ref._number, ref._reader)
+    return window.take(ref._number, ref._reader)
 
 
 def look_at_others(ref: Ref) -> None:

@@ -66,7 +66,7 @@ def at_hand(ref: Ref) -> bool:
 
 def _is_free(part: Ref) -> bool:
     # What comes by message is nobody's to take.
-    if part._outcome is not EMPTY or part._gate is None:
+    if part._outcome is not EMPTY or part._window is None:
         return True
     by = object()
     try:

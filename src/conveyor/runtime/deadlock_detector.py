@@ -1,4 +1,4 @@
-"""Inquiry whether a wait is part of a cycle that leads over several nodes: pure logic.
+"""Detection of whether a wait is part of a cycle that leads over several nodes: pure logic.
 
 What is noted on one host (``runtime.deadlock``) can be read there alone, and at no common moment with what is
 noted on another one; and a result may be on its way between two of them. So there are four rounds. First the
@@ -9,7 +9,7 @@ since, in the wait that it was in at first.
 
 A wait that is the same in the first round and in the last one has lasted in between. So all of them held at
 one moment, that of the second round; and what others had published for them by then had come before they
-looked. Whatever is lost, late, or has changed meanwhile makes an inquiry begin anew, and come to nothing.
+looked. Whatever is lost, late, or has changed meanwhile makes a detection begin anew, and come to nothing.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ class Pause(Struct, frozen=True):
     """Pause while nothing can be said yet: go on after some time, longer from one to the next."""
 
 
-#: Next step of an inquiry. A :class:`Look` is answered with the answer of each node.
+#: Next step of a detection. A :class:`Look` is answered with the answer of each node.
 Step: TypeAlias = "Look | Pause"
-Inquiry: TypeAlias = "Generator[Step, dict[int, WaitsThere], Verdict | None]"
+Detection: TypeAlias = "Generator[Step, dict[int, WaitsThere], Verdict | None]"
 
 
 class _BeingNoted(Exception):
@@ -179,12 +179,12 @@ class _Cycle(Struct):
         return {node: (seen.incarnation(node[0]), note.stamp) for node, note in self.notes.items()}
 
 
-def inquire(
+def detect(
     process: Reader,
     waits: Sequence[Waiting],
     host_of: Callable[[int], int],
     doomed: Callable[[Reader], Collection[int]],
-) -> Inquiry:
+) -> Detection:
     """Find out whether one of ``waits`` of ``process`` is part of a cycle. ``host_of(slot)``: the node of
     that process. ``doomed``: the stamps of a process's waits that have been found before, and will end."""
     while True:

@@ -48,7 +48,7 @@ class PutRef(Ref):
 
 
 #: The source of refs that were never on their way, which is asked nothing.
-_NOWHERE: Any = SimpleNamespace(gate=None)
+_NOWHERE: Any = SimpleNamespace(window=None)
 
 
 class CallingRuntime:
@@ -108,7 +108,7 @@ class CallingRuntime:
         call waits to be sent."""
         links = list(self.links.values())
         for link in links:
-            link.gate.closed = True
+            link.window.closed = True
         # Before anything that needs a link's lock: who has one may wait for somebody.
         self.process.notify()
         for link in links:

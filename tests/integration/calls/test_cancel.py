@@ -155,8 +155,8 @@ def test_depth_comes_back_and_nothing_is_kept(latches, wait_until):
             assert get(ref) == i
     del ref
     assert get([graph.execute(i) for i in range(3)]) == [0, 1, 2]
-    inside.gate_of(graph).drain()
-    assert inside.gate_of(graph).stashed == 0
+    inside.window_of(graph).drain()
+    assert inside.window_of(graph).stashed == 0
 
 
 def test_a_done_execution_cannot_be_cancelled():
@@ -230,8 +230,8 @@ def test_all_refs_of_an_execution_are_cancelled(latches, wait_until):
         first.get()
     go.open()
     assert get(graph.execute("z")) == ["z", "z", "z"]
-    inside.gate_of(graph).drain()
-    assert inside.gate_of(graph).stashed == 0
+    inside.window_of(graph).drain()
+    assert inside.window_of(graph).stashed == 0
 
 
 def test_a_running_coroutine_is_cancelled(latches, wait_until):
@@ -291,8 +291,8 @@ def test_cancelling_many_from_many_threads_leaves_the_graph_usable():
     for thread in threads:
         thread.join(WAIT)
     assert wrong == []
-    inside.gate_of(graph).drain()
-    assert inside.gate_of(graph).stashed == 0
+    inside.window_of(graph).drain()
+    assert inside.window_of(graph).stashed == 0
 
 
 def test_large_results_of_cancelled_executions_are_freed(latches, wait_until):

@@ -46,7 +46,7 @@ class Actor:
         for _ in range(count):
             graph.execute(SIZE)
         end = time.monotonic() + 20
-        while inside.gate_of(graph).completed < count and time.monotonic() < end:
+        while inside.window_of(graph).completed < count and time.monotonic() < end:
             time.sleep(0.002)
         return sum(edge.errors for edge in graph.stats().edges)
 
@@ -154,7 +154,7 @@ class TestComesBack:
         with dag.compile() as graph:
             for _ in range(10):
                 graph.execute(SIZE)
-            wait_until(lambda: inside.gate_of(graph).completed == 10, what="values to be made")
+            wait_until(lambda: inside.window_of(graph).completed == 10, what="values to be made")
             have_been_made(actor, 10)
             comes_back()
             assert get(graph.execute(SIZE)).nbytes == SIZE
@@ -274,7 +274,7 @@ class TestAtTheGraphsOwnCap:
     @staticmethod
     def all_were_sent(graph, executions, wait_until):
         # By what the actor has noted: to ask for a result would take the others out of the ring.
-        wait_until(lambda: inside.gate_of(graph).completed == executions, what="the results")
+        wait_until(lambda: inside.window_of(graph).completed == executions, what="the results")
         assert [edge.errors for edge in graph.stats().edges] == [0] * len(graph.stats().edges)
 
     @pytest.mark.parametrize("method", ["make", "make_in_place"])

@@ -332,8 +332,8 @@ def test_kill_nine_of_a_submitter_in_the_middle(a, latches, wait_until):
         wait_until(lambda: inside.kept() == 0, WAIT, "the release of its results")
         go.open()
         assert [get(graph.execute(i)) for i in range(5)] == list(range(5))
-        inside.gate_of(graph).drain()
-        wait_until(lambda: inside.gate_of(graph).stashed == 0)
+        inside.window_of(graph).drain()
+        wait_until(lambda: inside.window_of(graph).stashed == 0)
 
 
 def test_a_handle_is_passed_on_and_given_back(graph, submitter, pooled, wait_until):
@@ -360,8 +360,8 @@ def test_a_thousand_rounds_leave_nothing(graph, a, b, submitter, wait_until, ope
     for _ in range(10):
         assert len(get(submitter.run_many.remote(graph, "x", 100))) == 100
     wait_until(lambda: inside.kept() == 0)
-    inside.gate_of(graph).drain()
-    assert inside.gate_of(graph).stashed == 0
+    inside.window_of(graph).drain()
+    assert inside.window_of(graph).stashed == 0
     wait_until(lambda: len(opened()) <= 2, what="what is closed a moment later")
     get([a.noted.remote(), b.noted.remote()])
 

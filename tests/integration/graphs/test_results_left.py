@@ -56,7 +56,7 @@ def learning(monkeypatch):
 
 
 def finished(graph, executions, wait_until):
-    wait_until(lambda: inside.gate_of(graph).completed == executions, what="the results")
+    wait_until(lambda: inside.window_of(graph).completed == executions, what="the results")
 
 
 def test_a_result_that_is_dropped_while_its_definitions_are_learnt_is_not_kept(
@@ -70,9 +70,9 @@ def test_a_result_that_is_dropped_while_its_definitions_are_learnt_is_not_kept(
     learning(lambda: refs.__setitem__(0, None))
     assert get(refs[2]).value == 2  # those before it move out of its way
     assert refs[0] is None
-    assert inside.gate_of(graph).stashed == 1
+    assert inside.window_of(graph).stashed == 1
     assert get(refs[1]).value == 1
-    assert inside.gate_of(graph).stashed == 0
+    assert inside.window_of(graph).stashed == 0
     graph.teardown()
 
 
@@ -103,7 +103,7 @@ def test_ctrl_c_while_results_are_dropped_keeps_no_ref_in_them(learning, wait_un
     finished(graph, 2, wait_until)
     wait_until(lambda: exports.tidy() or exports.entry_count == 2)
     graph.teardown()
-    assert inside.gate_of(graph).stashed == 4
+    assert inside.window_of(graph).stashed == 4
 
     def interrupt():
         raise KeyboardInterrupt
@@ -122,12 +122,12 @@ def test_a_result_that_was_requested_for_in_vain_leaves_nothing(latches):
     for ref in refs:
         with pytest.raises(WaitTimeoutError):
             ref.get(timeout=0.02)
-    assert inside.gate_of(graph).requested == 4
+    assert inside.window_of(graph).requested == 4
     del ref, refs[3]  # it is dropped before it comes
-    assert inside.gate_of(graph).requested == 3
+    assert inside.window_of(graph).requested == 3
     assert refs[2].cancel()
-    assert inside.gate_of(graph).requested == 2
+    assert inside.window_of(graph).requested == 2
     go.open()
     assert get(refs[:2]) == [0, 1]
-    assert inside.gate_of(graph).requested == 0
+    assert inside.window_of(graph).requested == 0
     graph.teardown()

@@ -287,9 +287,9 @@ def test_depth_comes_back_and_nothing_is_kept():
     assert get(graph.execute(1)) == [1, 1, 1]
     del refs
     gc.collect()
-    inside.gate_of(graph).drain()
-    assert inside.gate_of(graph).stashed == 0
-    assert inside.gate_of(graph).failures() == []
+    inside.window_of(graph).drain()
+    assert inside.window_of(graph).stashed == 0
+    assert inside.window_of(graph).failures() == []
     assert graph.status().executions == ()
 
 
@@ -570,8 +570,8 @@ def test_a_cancel_and_a_failure_leave_one_outcome(latches):
             assert isinstance(error, ExecutionCancelledError if cancelled else RuntimeError)
             seen.add(cancelled)
         assert get(a.echo.remote(1)) == 1
-        inside.gate_of(graph).drain()
-        assert inside.gate_of(graph).failures() == []
+        inside.window_of(graph).drain()
+        assert inside.window_of(graph).failures() == []
 
 
 def test_items_that_are_there_come_before_the_failure(latches, wait_until):
@@ -636,10 +636,10 @@ def test_nothing_is_left_to_be_heard_of_what_was_told(latches, wait_until):
     graph = blocked.graph
     for _ in range(50):
         _raises_soon(graph.execute(1)[1].get)
-    wait_until(lambda: inside.gate_of(graph).completed == 50)
-    assert not inside.gate_of(graph).hear()
-    assert inside.gate_of(graph).failures() == []
-    assert inside.gate_of(graph).stashed == 0
+    wait_until(lambda: inside.window_of(graph).completed == 50)
+    assert not inside.window_of(graph).hear()
+    assert inside.window_of(graph).failures() == []
+    assert inside.window_of(graph).stashed == 0
 
 
 def test_a_restarted_graph_fails_as_one_as_well(latches, wait_until):
@@ -841,8 +841,10 @@ def test_random_graphs_against_plain_python(seed, wait_until):
         del refs
         gc.collect()  # an error's traceback holds who got it
         # The last results that nobody has asked for may be on their way.
-        wait_until(lambda: inside.gate_of(graph).drain() or inside.gate_of(graph).failures() == [])
-        assert inside.gate_of(graph).stashed == 0
+        wait_until(
+            lambda: inside.window_of(graph).drain() or inside.window_of(graph).failures() == []
+        )
+        assert inside.window_of(graph).stashed == 0
 
 
 def _fails(shape, task, x):

@@ -123,7 +123,7 @@ def nothing_is_left():
 
 def has_come(graph, wait_until):
     wait_until(
-        lambda: inside.gate_of(graph).completed == inside.gate_of(graph).submitted,
+        lambda: inside.window_of(graph).completed == inside.window_of(graph).submitted,
         what="the results",
     )
 

@@ -8,8 +8,8 @@ import pytest
 
 from conveyor.cluster.fetches import RemoteMemoryService
 from conveyor.cluster.node_agent import NodeAgent
-from conveyor.driver import hosts as far_orders
-from conveyor.driver.hosts import NodeOrder
+from conveyor.driver import process_engine as far_orders
+from conveyor.driver.process_engine import NodeOrder
 from conveyor.driver.requests import Dispatcher
 from conveyor.exceptions import RuntimeStateError
 from conveyor.graph import handles as graph_exchange

@@ -145,7 +145,7 @@ def test_a_process_that_says_it_waits_for_nobody_s_slot(process_table, event):
 
 @pytest.fixture
 def channel(process_table, event):
-    """A gate on a ring from this process to itself; and the segment's memory."""
+    """A window on a ring from this process to itself; and the segment's memory."""
     set_up_codec()
     fd = _core.Arena.create_fd(1 << 30)
     arena = _core.Arena(fd, 1 << 30, 1 << 24, process_table, 0)
@@ -159,26 +159,26 @@ def channel(process_table, event):
         segment, 0, 0, process_table, (0, 3), view, False, "graph 1, edge #2 (A.f)"
     )
     inbox = _core.Inbox(process_table, 0, event, 0)
-    gate = _core.Gate([writer], [reader], 4, _core.KIND_VALUE, inbox)
+    window = _core.InFlightWindow([writer], [reader], 4, _core.KIND_VALUE, inbox)
     with mmap.mmap(segment.fd, 0) as memory:
-        yield gate, reader, memory
+        yield window, reader, memory
 
 
 @pytest.mark.parametrize("head", [RING_SLOTS + 3, 2**40, 2**64 - 1, 0])
 def test_a_ring_whose_head_somebody_has_written_over(channel, head):
     """Its reader gets an error that names the edge, wherever it looks, and comes to an end."""
-    gate, reader, memory = channel
+    window, reader, memory = channel
     for i in range(2):
-        assert gate.submit(i) == i
+        assert window.submit(i) == i
     assert reader.receive() == 0
-    ref = _core.RefCore(None, gate, 1, 0)
+    ref = _core.RefCore(None, window, 1, 0)
     memory[HEAD : HEAD + 8] = struct.pack("<Q", head)
     uses = [
-        gate.drain,
-        lambda: gate.ready(1, 0),
-        lambda: gate.take(1, 0),
-        lambda: gate.get(ref, 1.0),
-        lambda: gate.completed,
+        window.drain,
+        lambda: window.ready(1, 0),
+        lambda: window.take(1, 0),
+        lambda: window.get(ref, 1.0),
+        lambda: window.completed,
         reader.receive,
         reader.skip,
         lambda: reader.empty,
@@ -192,15 +192,15 @@ def test_a_ring_whose_head_somebody_has_written_over(channel, head):
             use()
     # Mended, nothing is lost.
     memory[HEAD : HEAD + 8] = struct.pack("<Q", 2)
-    assert gate.ready(1, 0)
-    assert gate.take(1, 0) == 1
+    assert window.ready(1, 0)
+    assert window.take(1, 0) == 1
 
 
 def test_a_submission_that_needs_a_broken_ring_to_move(channel):
-    gate, _, memory = channel
+    window, _, memory = channel
     for i in range(4):
-        assert gate.submit(i) == i
+        assert window.submit(i) == i
     memory[HEAD : HEAD + 8] = struct.pack("<Q", 2**50)
     with pytest.raises((OSError, ConveyorError), match="edge #2"):
-        gate.submit(4)
-    assert gate.submitted == 4
+        window.submit(4)
+    assert window.submitted == 4

@@ -20,7 +20,7 @@ set_up_codec()
 
 DRIVER = (0, 1)
 CLEANUP = Cleanup(_core.Waker(), lambda: None)
-SOURCE = SimpleNamespace(gate=None, describe=lambda ref: "a ref", is_ready=lambda ref: False)
+SOURCE = SimpleNamespace(window=None, describe=lambda ref: "a ref", is_ready=lambda ref: False)
 
 
 class Peer:

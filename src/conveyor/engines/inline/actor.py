@@ -300,7 +300,7 @@ class CallJob(Job):
     """Job of a method call, which resolves the call's reference."""
 
     #: For `Ref`: there is no channel that a result would have to be taken out of.
-    gate: Any = None
+    window: Any = None
     cancel_with_await = True
     get_timeout: float | None = None
 

@@ -15,7 +15,7 @@ from conveyor.engines.inline.loopback import Raised, interrupts
 from conveyor.exceptions import RuntimeStateError, TaskError
 from conveyor.graph.assembly import Begun, assemble, supervise, whole
 from conveyor.graph.compiled import CompiledGraph
-from conveyor.graph.entry import GateEntry, Source
+from conveyor.graph.entry import OwnerEntry, Source
 from conveyor.graph.executor import DeployedChannels, GraphWorker
 from conveyor.graph.handles import SharedGraphs
 from conveyor.graph.lifecycle import GraphInfo, Lifecycle
@@ -46,8 +46,8 @@ class InlineRef(GraphRef):
             self._fail(again(), again)
 
 
-class InlineEntry(GateEntry):
-    """Submits to the gate in the graph's turn, and has all of the execution run."""
+class InlineEntry(OwnerEntry):
+    """Submits to the window in the graph's turn, and has all of the execution run."""
 
     def __init__(
         self, graph: InlineGraph, lifecycle: Lifecycle, results: Results, source: GraphSource
@@ -97,7 +97,7 @@ class InlineEntry(GateEntry):
     def _make_fit(self) -> None:
         lifecycle = self._lifecycle
         if not lifecycle.closed_or_failed() and not self._graph.is_at(
-            lifecycle.epoch.gate.submitted
+            lifecycle.epoch.window.submitted
         ):
             text = f"{self._name} was interrupted in the middle of an execution"
             lifecycle.failure = RuntimeStateError(text)
@@ -166,10 +166,12 @@ class InlineGraphInfo(GraphInfo):
         self._graph.exclusively(self.lifecycle.restart)
 
     def progress(self) -> Progress:
-        gate, arena = self.lifecycle.epoch.gate, self.lifecycle.process.arena
-        gate.count_completed()
+        window, arena = self.lifecycle.epoch.window, self.lifecycle.process.arena
+        window.count_completed()
         held = {EXECUTOR: arena.bytes_touched}
-        return Progress(gate.submitted, gate.completed, gate.stashed, gate.stashed_bytes, held)
+        return Progress(
+            window.submitted, window.completed, window.stashed, window.stashed_bytes, held
+        )
 
     def tracks(self) -> list[Track]:
         pid = os.getpid()
@@ -177,7 +179,7 @@ class InlineGraphInfo(GraphInfo):
         return [Track(EXECUTOR, "driver", pid, None), *actors]
 
     def status(self, stacks: bool = False, time_limit: float = 0) -> GraphStatus:
-        lifecycle, gate, at = self.lifecycle, self.lifecycle.epoch.gate, self._graph.at
+        lifecycle, window, at = self.lifecycle, self.lifecycle.epoch.window, self._graph.at
         lifecycle.closed_or_failed()  # it may not have been noticed
         actors = tuple(_actor_status(actor, stacks) for actor in self._graph.actors)
         running: tuple[ExecutionStatus, ...] = ()
@@ -190,8 +192,8 @@ class InlineGraphInfo(GraphInfo):
             self.name,
             self.state,
             self.plan.depth,
-            gate.submitted,
-            gate.submitted - len(running),
+            window.submitted,
+            window.submitted - len(running),
             running,
             actors,
             None if error is None else str(error),

@@ -15,7 +15,7 @@ from typing import Any
 
 from conveyor import _core, system_limits
 from conveyor.driver.driver import Driver
-from conveyor.driver.hosts import DriverCallbacks, PrepareRemote, Spawned
+from conveyor.driver.process_engine import DriverCallbacks, PrepareRemote, Spawned
 from conveyor.engines.local.launcher import PRINT_TIMEOUT, Launcher
 from conveyor.engines.local.resources import GpuClaim, GpuPool
 from conveyor.engines.local.spec import ChildSpec, SpawnRequest
@@ -432,7 +432,7 @@ class LocalProcessEngine:
 
 class LocalSpawning:
     """A process that the fork server is asked for.
-    :class:`conveyor.driver.hosts.Spawning`."""
+    :class:`conveyor.driver.process_engine.Spawning`."""
 
     def __init__(
         self,

@@ -441,7 +441,7 @@ class _Server:
                 if fd == self._driver:
                     self._lose_driver()
                 elif fd in self._actors:
-                    self._bury(fd)
+                    self._reap(fd)
                 elif fd == self._control.fileno():
                     self._receive()
             self._headless.look_again()
@@ -510,7 +510,7 @@ class _Server:
                 os.close(fd)
         self._send()
 
-    def _bury(self, pidfd: int) -> None:
+    def _reap(self, pidfd: int) -> None:
         pid = self._actors.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
@@ -518,7 +518,7 @@ class _Server:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        went_on = self._headless.bury(pidfd, status)
+        went_on = self._headless.forget(pidfd, status)
         self._outbox.append((MESSAGE.pack(DEAD, went_on, pid, status), -1))
 
     def _send(self) -> None:

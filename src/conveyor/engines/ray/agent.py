@@ -36,7 +36,7 @@ from conveyor.cluster.node_agent import AgentCallbacks, NodeAgent
 from conveyor.cluster.servers import Memories, SharedFiles, Supply
 from conveyor.cluster.tls import Credentials, Tls
 from conveyor.codec import Reader
-from conveyor.driver.hosts import NodeOrder, ProcessSnapshot
+from conveyor.driver.process_engine import NodeOrder, ProcessSnapshot
 from conveyor.engines.ray import bootstrap
 from conveyor.engines.ray.processes import AttachedProcesses, Processes, Resident, tail
 from conveyor.exceptions import ActorStartError
@@ -100,7 +100,7 @@ class Reached(Struct, frozen=True):
 
 class Come(Struct, frozen=True):
     """Notice that the frames of an order have come to the agent's node, or will not come any more. See
-    :class:`conveyor.driver.hosts.TellWhenCome`, which has the same number."""
+    :class:`conveyor.driver.process_engine.TellWhenCome`, which has the same number."""
 
     number: int
 

@@ -29,7 +29,7 @@ from conveyor.cluster.servers import Memories, SharedFiles, Supply
 from conveyor.cluster.tls import Credentials, Tls
 from conveyor.codec import Reader, borrows
 from conveyor.codec.encoded import unpack
-from conveyor.driver.hosts import DriverCallbacks, NodeOrder
+from conveyor.driver.process_engine import DriverCallbacks, NodeOrder
 from conveyor.engines.ray import bootstrap
 from conveyor.engines.ray.agent import Agent, BorrowsWithdrawn, News, Ready, Secrets, Sent, Terms
 from conveyor.engines.ray.bootstrap import BootstrapFile, NodeOfProcess
@@ -47,7 +47,7 @@ _MAX_QUERIES = 4
 
 class AgentNode:
     """A remote node, which is reached by its agent. See
-    :class:`conveyor.driver.hosts.RemoteNode`."""
+    :class:`conveyor.driver.process_engine.RemoteNode`."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class AgentNode:
         return sent
 
     def carry(self, sock: socket.socket) -> int:
-        """See :class:`conveyor.driver.hosts.RemoteNode`, also for the next two methods."""
+        """See :class:`conveyor.driver.process_engine.RemoteNode`, also for the next two methods."""
         number = next(self._connection_numbers)
         self.carrier.open(number, sock)
         return number

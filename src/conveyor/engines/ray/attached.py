@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from conveyor import descriptors
-from conveyor.driver.hosts import DriverCallbacks, PrepareRemote, Spawned, Spawning
+from conveyor.driver.process_engine import DriverCallbacks, PrepareRemote, Spawned, Spawning
 from conveyor.engines.ray import ray_actor
 from conveyor.engines.ray.bootstrap import (
     MESSAGE_BYTES,
@@ -37,7 +37,7 @@ from conveyor.engines.ray.bootstrap import (
     read_file,
     write,
 )
-from conveyor.engines.ray.hosts import ENDED, RayProcessEngine, Started
+from conveyor.engines.ray.process_engine import ENDED, RayProcessEngine, Started
 from conveyor.engines.ray.processes import AttachedProcesses
 from conveyor.engines.surroundings import surroundings
 from conveyor.exceptions import ActorStartError

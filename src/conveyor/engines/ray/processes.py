@@ -27,7 +27,7 @@ from functools import partial
 from msgspec import Struct, field
 
 from conveyor import descriptors
-from conveyor.driver.hosts import UNKNOWN_END
+from conveyor.driver.process_engine import UNKNOWN_END
 from conveyor.engines.headless import EXIT_DELAY, goes_on
 from conveyor.engines.ray.bootstrap import (
     MESSAGE_BYTES,

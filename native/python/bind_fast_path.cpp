@@ -8,22 +8,22 @@
 namespace conveyor {
 namespace {
 
-// Where the executions of a graph begin: at the gate of its epoch, or at what says why there is none.
-class Door {
+// Where the executions of a graph begin: at the window of its epoch, or at what says why there is none.
+class Admission {
  public:
-  nb::object gate;     // invalid: it is shut
+  nb::object window;     // invalid: it is shut
   nb::object instead;  // called then
 
   nb::object start(nb::handle value, nb::handle source, nb::handle type, uint64_t deadline) {
-    if (!gate.is_valid()) return refuse(value, source, type, deadline);
-    const nb::object held = gate;  // encoding runs any code, which may open another one
-    return nb::inst_ptr<Gated>(held)->start(held, value, source, type, deadline);
+    if (!window.is_valid()) return refuse(value, source, type, deadline);
+    const nb::object held = window;  // encoding runs any code, which may open another one
+    return nb::inst_ptr<WindowObject>(held)->start(held, value, source, type, deadline);
   }
 
   nb::object start_many(nb::tuple values, nb::handle source, nb::handle type, uint64_t deadline) {
-    if (!gate.is_valid()) return refuse(values, source, type, deadline);
-    const nb::object held = gate;
-    return nb::inst_ptr<Gated>(held)->start_many(held, values, source, type, deadline);
+    if (!window.is_valid()) return refuse(values, source, type, deadline);
+    const nb::object held = window;
+    return nb::inst_ptr<WindowObject>(held)->start_many(held, values, source, type, deadline);
   }
 
  private:
@@ -35,21 +35,21 @@ class Door {
 };
 
 // A lock of Python's, if nobody has it. No bytecode runs in between, so no signal's handler can lose it.
-class Turn {
+class HeldLock {
  public:
-  Turn(nb::handle acquire, nb::handle release, nb::handle at_once, Holder* holder) : release_(release), holder_(holder) {
+  HeldLock(nb::handle acquire, nb::handle release, nb::handle at_once, Holder* holder) : release_(release), holder_(holder) {
     const nb::object taken = nb::steal(PyObject_Call(acquire.ptr(), at_once.ptr(), nullptr));
     if (!taken.is_valid()) throw nb::python_error();
     taken_ = taken.is(nb::handle(Py_True));
     if (taken_) holder_->thread = PyThread_get_thread_ident();
   }
-  ~Turn() {
+  ~HeldLock() {
     if (!taken_) return;
     holder_->thread = 0;
     if (!nb::steal(PyObject_CallNoArgs(release_.ptr())).is_valid()) PyErr_WriteUnraisable(release_.ptr());
   }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  HeldLock(const HeldLock&) = delete;
+  HeldLock& operator=(const HeldLock&) = delete;
   explicit operator bool() const { return taken_; }
 
  private:
@@ -58,9 +58,9 @@ class Turn {
   bool taken_ = false;
 };
 
-// Through the door under the lock of who submits.
+// Through the admission under the lock of who submits.
 struct FastPath {
-  nb::object door, acquire, release, holder, source, type, serialization_error, blame;
+  nb::object admission, acquire, release, holder, source, type, serialization_error, blame;
   size_t results;  // whose refs are made, as a list; 0: of the first, alone
   // What the frames of the input edges are made of: of each the arguments, by place or by name. None: the only argument
   // is the only frame.
@@ -70,13 +70,13 @@ struct FastPath {
   nb::object seconds;  // the deadline of those that are given none, in seconds, or None
   nb::tuple at_once = nb::make_tuple(false);
 
-  std::array<nb::handle, 10> all() const { return {door, acquire, release, holder, source, type, serialization_error, blame, inputs, timed}; }
+  std::array<nb::handle, 10> all() const { return {admission, acquire, release, holder, source, type, serialization_error, blame, inputs, timed}; }
 
   // None: it has not begun. `limit`: the seconds that it has.
   nb::object enter(nb::handle args, nb::handle kwargs, nb::handle limit) {
     if (size_t(PyTuple_GET_SIZE(args.ptr())) != positional || size_t(PyDict_GET_SIZE(kwargs.ptr())) != named) return nb::none();
-    Door& at = *nb::inst_ptr<Door>(door);
-    if (!at.gate.is_valid() || refs_among(args, kwargs)) return nb::none();
+    Admission& at = *nb::inst_ptr<Admission>(admission);
+    if (!at.window.is_valid() || refs_among(args, kwargs)) return nb::none();
     nb::object value, frames;
     if (inputs.is_none()) {
       // With a reference of our own, as Python code has that passes it on: see Writer::moved_refs.
@@ -96,8 +96,8 @@ struct FastPath {
     }
     nb::object ref;
     try {
-      const Turn turn(acquire, release, at_once, reinterpret_cast<Holder*>(holder.ptr()));
-      if (!turn) return nb::none();
+      const HeldLock held(acquire, release, at_once, reinterpret_cast<Holder*>(holder.ptr()));
+      if (!held) return nb::none();
       ref = value.is_valid() ? at.start(value, own, type, deadline) : at.start_many(nb::borrow<nb::tuple>(frames), own, type, deadline);
     } catch (const ArenaFull&) {
       return nb::none();  // who can wait for memory tries again
@@ -147,56 +147,56 @@ struct FastPath {
 };
 
 // The source holds the graph, which may hold what a user makes of it.
-int way_traverse(PyObject* self, visitproc visit, void* arg) {
+int fast_path_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
   for (const nb::handle held : nb::inst_ptr<FastPath>(self)->all()) Py_VISIT(held.ptr());
   return 0;
 }
 
-int door_traverse(PyObject* self, visitproc visit, void* arg) {
+int admission_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
-  Py_VISIT(nb::inst_ptr<Door>(self)->gate.ptr());
-  Py_VISIT(nb::inst_ptr<Door>(self)->instead.ptr());
+  Py_VISIT(nb::inst_ptr<Admission>(self)->window.ptr());
+  Py_VISIT(nb::inst_ptr<Admission>(self)->instead.ptr());
   return 0;
 }
 
-PyType_Slot way_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(way_traverse)}, {0, nullptr}};
-PyType_Slot door_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(door_traverse)}, {0, nullptr}};
+PyType_Slot fast_path_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(fast_path_traverse)}, {0, nullptr}};
+PyType_Slot admission_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(admission_traverse)}, {0, nullptr}};
 
 }  // namespace
 
-void bind_door(nb::module_& m) {
-  nb::class_<Door>(m, "Door", nb::type_slots(door_slots),
-      "Where the executions of a graph begin: at the gate of its epoch, or, while it is shut, at what says why there is none.")
+void bind_fast_path(nb::module_& m) {
+  nb::class_<Admission>(m, "Admission", nb::type_slots(admission_slots),
+      "Where the executions of a graph begin: at the window of its epoch, or, while it is shut, at what says why there is none.")
       .def(nb::init<>())
-      .def("open", [](Door& door, nb::object gate) {
-             nb::cast<Gated*>(gate);  // throws for anything else
-             std::swap(door.gate, gate);  // what it replaces may run any code when it goes: last
-           }, "gate"_a, nb::sig("def open(self, gate: Gate) -> None"), "``gate`` takes what comes from now on.")
-      .def("shut", [](Door& door, nb::object instead) {
-             nb::object gate;
-             std::swap(door.gate, gate);
-             std::swap(door.instead, instead);
-           }, "instead"_a, nb::sig("def shut(self, instead: Callable[..., Any]) -> None"), "``instead`` is called in place of a gate's ``start``.")
-      .def("start", &Door::start, "value"_a.none(), "source"_a, "type"_a, "deadline"_a = 0,
+      .def("open", [](Admission& admission, nb::object window) {
+             nb::cast<WindowObject*>(window);  // throws for anything else
+             std::swap(admission.window, window);  // what it replaces may run any code when it goes: last
+           }, "window"_a, nb::sig("def open(self, window: InFlightWindow) -> None"), "``window`` takes what comes from now on.")
+      .def("shut", [](Admission& admission, nb::object instead) {
+             nb::object window;
+             std::swap(admission.window, window);
+             std::swap(admission.instead, instead);
+           }, "instead"_a, nb::sig("def shut(self, instead: Callable[..., Any]) -> None"), "``instead`` is called in place of a window's ``start``.")
+      .def("start", &Admission::start, "value"_a.none(), "source"_a, "type"_a, "deadline"_a = 0,
            nb::sig("def start(self, value: Any, source: Any, type: type[_Ref], deadline: int = 0) -> _Ref | None"), R"(
-           See ``Gate.start``. ``deadline`` (monotonic nanoseconds, 0: none) goes to the limits; then ``source`` is of
+           See ``InFlightWindow.start``. ``deadline`` (monotonic nanoseconds, 0: none) goes to the limits; then ``source`` is of
            this execution alone, and its ``keep_report`` is called with the execution's number before what the limits
            note of it is overwritten.)")
-      .def("start_many", &Door::start_many, "values"_a, "source"_a, "type"_a, "deadline"_a = 0,
+      .def("start_many", &Admission::start_many, "values"_a, "source"_a, "type"_a, "deadline"_a = 0,
            nb::sig("def start_many(self, values: tuple[Any, ...], source: Any, type: type[_Ref], deadline: int = 0) -> _Ref | None"),
            "Send one value on each writer, all or none; otherwise like ``start``.");
 
-  nb::class_<FastPath>(m, "FastPath", nb::type_slots(way_slots),
+  nb::class_<FastPath>(m, "FastPath", nb::type_slots(fast_path_slots),
       "Executions of a graph whose arguments are sent as they are, while nobody else submits.")
-      .def("__init__", [](FastPath* self, nb::object door, nb::object lock, nb::object holder, nb::object source, nb::object type, nb::object serialization_error, nb::object blame, size_t results, nb::object timed, nb::object seconds, nb::object inputs, size_t positional, size_t named) {
-             nb::cast<Door*>(door);
+      .def("__init__", [](FastPath* self, nb::object admission, nb::object lock, nb::object holder, nb::object source, nb::object type, nb::object serialization_error, nb::object blame, size_t results, nb::object timed, nb::object seconds, nb::object inputs, size_t positional, size_t named) {
+             nb::cast<Admission*>(admission);
              as_holder(holder);
-             new (self) FastPath{std::move(door), lock.attr("acquire"), lock.attr("release"), std::move(holder), std::move(source), std::move(type), std::move(serialization_error), std::move(blame), results, std::move(inputs), positional, named, std::move(timed), std::move(seconds)};
-           }, "door"_a, "lock"_a, "holder"_a, "source"_a, "type"_a, "serialization_error"_a, "blame"_a, "results"_a, "timed"_a, "seconds"_a.none(), "inputs"_a.none() = nb::none(), "positional"_a = 1, "named"_a = 0,
-           nb::sig("def __init__(self, door: Door, lock: Any, holder: Holder, source: Any, type: type[Any], "
+             new (self) FastPath{std::move(admission), lock.attr("acquire"), lock.attr("release"), std::move(holder), std::move(source), std::move(type), std::move(serialization_error), std::move(blame), results, std::move(inputs), positional, named, std::move(timed), std::move(seconds)};
+           }, "admission"_a, "lock"_a, "holder"_a, "source"_a, "type"_a, "serialization_error"_a, "blame"_a, "results"_a, "timed"_a, "seconds"_a.none(), "inputs"_a.none() = nb::none(), "positional"_a = 1, "named"_a = 0,
+           nb::sig("def __init__(self, admission: Admission, lock: Any, holder: Holder, source: Any, type: type[Any], "
                    "serialization_error: type[Exception], blame: Callable[[Any, tuple[Any, ...]], Any], results: int, "
                    "timed: Callable[[Any, int, float], Any], seconds: float | None, inputs: tuple[tuple[int | str, ...], ...] | None = None, "
                    "positional: int = 1, named: int = 0) -> None"), R"(

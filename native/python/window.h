@@ -15,11 +15,11 @@
 namespace conveyor {
 
 class Failures;
-struct Gated;
+struct WindowObject;
 
-// A gate's place among those that have leftovers.
-struct GateLeftover : Leftover {
-  Gated* gate = nullptr;
+// A window's place among those that have leftovers.
+struct WindowLeftover : Leftover {
+  WindowObject* window = nullptr;
 };
 
 // A result that is out of its ring, with the refs and the definitions that it refers to.
@@ -30,22 +30,22 @@ struct Stashed : Frame {
 
 // Submits under consecutive numbers and collects results by number. Every submission yields exactly
 // one frame on each of the readers, tagged with its number, in any order.
-class Gate {
+class InFlightWindow {
  public:
   // Numbers begin with `first`.
-  Gate(std::vector<Writer*> writers, std::vector<Reader*> readers, uint32_t depth, Kind kind, uint64_t first = 0)
+  InFlightWindow(std::vector<Writer*> writers, std::vector<Reader*> readers, uint32_t depth, Kind kind, uint64_t first = 0)
       : writers_(std::move(writers)), readers_(std::move(readers)), stashes_(readers_.size()), dropped_(readers_.size(), NumberSet(depth)), abandoned_(depth), cancelled_(depth), depth_(depth), kind_(kind), first_(first), next_(first) {
     for (Writer* w : writers_) w->passes_on = kind == Kind::kCall;
   }
 
-  ~Gate() { forget_leftovers(); }
-  Gate(const Gate&) = delete;
-  Gate& operator=(const Gate&) = delete;
+  ~InFlightWindow() { forget_leftovers(); }
+  InFlightWindow(const InFlightWindow&) = delete;
+  InFlightWindow& operator=(const InFlightWindow&) = delete;
 
-  // Have what is dropped before it comes let go of, on behalf of `gate`, whose gate this is.
-  void set_leftovers(std::shared_ptr<Leftovers> leftovers, Gated* gate) {
+  // Have what is dropped before it comes let go of, on behalf of `window`, whose window this is.
+  void set_leftovers(std::shared_ptr<Leftovers> leftovers, WindowObject* window) {
     leftovers_ = std::move(leftovers);
-    leftover_.gate = gate;
+    leftover_.window = window;
   }
   void leave_leftovers() { leftover_.leave(); }
   // No more: nothing comes any more, or nobody is there to look.
@@ -167,7 +167,7 @@ class Gate {
   std::map<uint64_t, std::string> unseen_;
   NumberSet abandoned_;
   NumberSet cancelled_;
-  GateLeftover leftover_;
+  WindowLeftover leftover_;
   std::map<std::pair<uint64_t, size_t>, nb::object> handed_;
   decltype(handed_)::node_type spare_hand_;
   uint32_t depth_;

@@ -1,4 +1,4 @@
-"""Inquiries about cycles of waits over hosts, on a model of hosts whose messages take any time.
+"""Detections about cycles of waits over hosts, on a model of hosts whose messages take any time.
 
 Processes wait for calls, whose callee they know, and for executions that go from process to process: who of
 them holds one up is asked of its owner, who asks all hosts, and may be somebody else when the answer comes.
@@ -10,7 +10,7 @@ from collections import Counter, defaultdict, deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor.runtime.deadlock_detector import Look, Pause, Waiting, WaitsThere, inquire
+from conveyor.runtime.deadlock_detector import Look, Pause, Waiting, WaitsThere, detect
 from conveyor.runtime.wait_graph import CALLS, ONE, STEPS, call_of, steps_of
 
 
@@ -73,9 +73,9 @@ class World:
         self.lines = defaultdict(deque)  # from process to process, of which the pumps know nothing
         self.answers_due = []  # of owners who are asking the hosts: generators
         self.rests = False  # nothing is done that need not be
-        self.inquiry = None
+        self.detection = None
         self.held = set()  # rings and processes of which nothing happens for long
-        #: Those that were in a cycle at some time since the inquiry began.
+        #: Those that were in a cycle at some time since the detection began.
         self.seen_in_cycle = set()
         self.alarms = 0
 
@@ -232,7 +232,7 @@ class World:
 
     def ask(self, one):
         waits = [Waiting(STEPS, STEPS, one.stamp)]
-        self.inquiry = inquire(
+        self.detection = detect(
             one.reader, waits, lambda slot: self.processes[slot].host, lambda _: ()
         )
         self.about = one.reader, one.stamp
@@ -241,9 +241,9 @@ class World:
 
     def next_step(self, answers):
         try:
-            step = self.inquiry.send(answers)
+            step = self.detection.send(answers)
         except StopIteration as over:
-            self.inquiry = None
+            self.detection = None
             if over.value is not None:
                 self.verdict(over.value)
             return
@@ -317,7 +317,7 @@ class World:
                 if work:
                     if self.rng.random() < 0.05:
                         found.append((self.go_on, one))  # its time is over
-                    if self.inquiry is None and one.rows:
+                    if self.detection is None and one.rows:
                         found.append((self.ask, one))
             elif one.doing is None:
                 if one.mailbox or (work and self.rng.random() < 0.3):
@@ -335,7 +335,7 @@ class World:
             (self.say, line) for line, said in self.lines.items() if said and line not in self.held
         ]
         found += [(self.answer_on, answer) for answer in self.answers_due]
-        if self.inquiry is not None:
+        if self.detection is not None:
             found += [(self.look_on, host) for host in self.looks] * 3
             if not self.looks:
                 found.append((self.next_step, None))

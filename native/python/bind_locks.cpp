@@ -164,7 +164,7 @@ Holder* as_holder(nb::handle object) {
   return reinterpret_cast<Holder*>(object.ptr());
 }
 
-void bind_turn(nb::module_& m) {
+void bind_locks(nb::module_& m) {
   acquire_name = PyUnicode_InternFromString("acquire");
   release_name = PyUnicode_InternFromString("release");
   if (acquire_name == nullptr || release_name == nullptr) nb::raise_python_error();

@@ -122,7 +122,7 @@ PyType_Slot table_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(table_trav
 
 }  // namespace
 
-void bind_will(nb::module_& m) {
+void bind_finalizers(nb::module_& m) {
   nb::class_<WeakTable>(m, "WeakTable", nb::type_slots(table_slots),
       "The dictionary of a collection that keeps nothing alive. No code in Python hears of an object's end.")
       .def(nb::init<>())

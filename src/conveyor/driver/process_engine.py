@@ -47,7 +47,7 @@ class Stand(NodeOrder, frozen=True):
     name: str
 
 
-class Bury(NodeOrder, frozen=True):
+class Remove(NodeOrder, frozen=True):
     """Remove a process or proxy: it is dead, or not needed, and its slot is about to be another's."""
 
     slot: int
@@ -131,7 +131,7 @@ class SendDescriptors(NodeOrder, frozen=True):
 class Answer(NodeOrder, frozen=True):
     """Send a process the pickled answer to its request, with the given descriptors, if there are any.
     ``connection``: with its end of that connection; see
-    :meth:`conveyor.driver.hosts.RemoteNode.carry`. ``memory``: with its end of a connection
+    :meth:`conveyor.driver.process_engine.RemoteNode.carry`. ``memory``: with its end of a connection
     over which its node fetches memory of others."""
 
     slot: int
@@ -168,7 +168,7 @@ class MarkClosed(NodeOrder, frozen=True):
 
 class RemoteDescriptors(Struct, frozen=True):
     """Substitute for descriptors, given to a process of another node: see
-    :class:`conveyor.driver.hosts.Answer`."""
+    :class:`conveyor.driver.process_engine.Answer`."""
 
     segment: int = 0
     processes: tuple[Reader, ...] = ()

@@ -32,7 +32,7 @@ def inbox(process_table):
 
 
 @pytest.fixture
-def gate(process_table, inbox):
+def window(process_table, inbox):
     fd = _core.Arena.create_fd(1 << 30)
     arena = _core.Arena(fd, 1 << 30, 1 << 28, process_table, 0)
     view = _core.ArenaView(fd, 1 << 30, process_table, 0)
@@ -43,7 +43,7 @@ def gate(process_table, inbox):
         segment.make_ring(offset, 8, 1024, 1)
     calls = _core.Writer(segment, 0, process_table, [(1, 1)], arena, None)
     results = _core.Reader(segment, size, 0, process_table, (1, 1), view, False)
-    yield _core.Gate([calls], [results], 4, _core.KIND_VALUE, inbox)
+    yield _core.InFlightWindow([calls], [results], 4, _core.KIND_VALUE, inbox)
     arena.close()
 
 
@@ -70,22 +70,22 @@ def busy_bell(process_table):
 
 
 @pytest.mark.usefixtures("busy_bell")
-def test_a_wait_on_a_busy_bell_ends_in_time(gate):
-    ref = _core.RefCore(None, gate, gate.submit(None), 0)
+def test_a_wait_on_a_busy_bell_ends_in_time(window):
+    ref = _core.RefCore(None, window, window.submit(None), 0)
     begin = time.monotonic()
-    assert gate.get(ref, 0.1) is _core.EMPTY
+    assert window.get(ref, 0.1) is _core.EMPTY
     assert time.monotonic() - begin < 60
 
 
 @pytest.mark.usefixtures("busy_bell")
-def test_a_wait_on_a_busy_bell_is_interrupted(gate):
-    ref = _core.RefCore(None, gate, gate.submit(None), 0)
+def test_a_wait_on_a_busy_bell_is_interrupted(window):
+    ref = _core.RefCore(None, window, window.submit(None), 0)
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def wait():
         timer.start()  # here, so that it is awaited when it comes
-        gate.get(ref, 60)
+        window.get(ref, 60)
 
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -116,7 +116,7 @@ nested = False
 def encode(value, sent):
     global nested
     if value == ["nests"]:  # a finalizer submits while this is encoded
-        gate.submit(None)
+        window.submit(None)
         nested = True
     return 17, 1, repr(value).encode(), None  # every result brings definitions
 
@@ -127,7 +127,7 @@ def announce(meta):
     global nested
     if nested:
         nested = False
-        gate.submit(None)
+        window.submit(None)
 
 _core.set_codec(
     encode, decode, announce, announce, ValueError, lambda m, h: MemoryError(m), lambda v: False,
@@ -154,19 +154,19 @@ def reader(offset, slot):
     return _core.Reader(segment, offset, 0, board, (slot, 1), view, False)
 
 calls, requests, replies, results = writer(0, 1), reader(0, 0), writer(size, 0), reader(size, 1)
-gate = _core.Gate([calls], [results], DEPTH, _core.KIND_VALUE, inbox)
+window = _core.InFlightWindow([calls], [results], DEPTH, _core.KIND_VALUE, inbox)
 
 def answer():
     while requests.receive() is not _core.EMPTY:
         assert replies.send(["result", requests.tag], requests.tag)
 
-assert [gate.submit(None) for _ in range(3)] == [0, 1, -1]
+assert [window.submit(None) for _ in range(3)] == [0, 1, -1]
 answer()
-gate.submit(["nests"])
-assert gate.submitted - results.count <= DEPTH
+window.submit(["nests"])
+assert window.submitted - results.count <= DEPTH
 answer()
-for number in range(gate.submitted):
-    assert gate.get(_core.RefCore(None, gate, number, 0), 10) is not _core.EMPTY
+for number in range(window.submitted):
+    assert window.get(_core.RefCore(None, window, number, 0), 10) is not _core.EMPTY
 print("done")
 """
 

@@ -18,7 +18,7 @@ from msgspec import field
 from conveyor.cluster.addresses import Listening
 from conveyor.cluster.tls import Credentials
 from conveyor.codec import Reader
-from conveyor.driver.hosts import DriverCallbacks, PrepareRemote, Spawned, Spawning
+from conveyor.driver.process_engine import DriverCallbacks, PrepareRemote, Spawned, Spawning
 from conveyor.engines.ray.agent import Arrived, Come, Ended, LostNode, News, ProcessRequest, Reached
 from conveyor.engines.ray.agents import AgentNode, Agents
 from conveyor.engines.ray.bootstrap import (
@@ -508,7 +508,7 @@ class RayProcessEngine:
 
 class _Wish:
     """Request for a process, made with one Ray actor after the other until one comes. See
-    :class:`conveyor.driver.hosts.Spawning`."""
+    :class:`conveyor.driver.process_engine.Spawning`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-#include "gate.h"
+#include "window.h"
 
 #include "failures.h"
 #include "hooks.h"
@@ -10,7 +10,7 @@ namespace {
 constexpr size_t kNoted = 256;
 }  // namespace
 
-bool Gate::has_room() {
+bool InFlightWindow::has_room() {
   check_owner(fork_);
   // The slots that this submission's results will need must be free: results that nobody has asked
   // for yet move to the stash, so they cost memory, not depth.
@@ -30,7 +30,7 @@ bool Gate::has_room() {
   return true;
 }
 
-int64_t Gate::submit(nb::handle value, uint64_t deadline) {
+int64_t InFlightWindow::submit(nb::handle value, uint64_t deadline) {
   if (!has_room()) return -1;
   hear_before_submission();
   const uint64_t began = submission_begins();
@@ -47,7 +47,7 @@ int64_t Gate::submit(nb::handle value, uint64_t deadline) {
   return int64_t(number);
 }
 
-int64_t Gate::submit_many(nb::tuple values, uint64_t deadline) {
+int64_t InFlightWindow::submit_many(nb::tuple values, uint64_t deadline) {
   if (!has_room()) return -1;
   hear_before_submission();
   const uint64_t began = submission_begins();
@@ -66,7 +66,7 @@ int64_t Gate::submit_many(nb::tuple values, uint64_t deadline) {
   return int64_t(number);
 }
 
-uint64_t Gate::completed() const {
+uint64_t InFlightWindow::completed() const {
   uint64_t least = next_;
   for (Reader* r : readers_) least = std::min(least, first_ + r->ring.head());
   return least;
@@ -75,7 +75,7 @@ uint64_t Gate::completed() const {
 // A block that cannot be mapped here just now is in nobody's way: that is tried again by who gets it. What
 // Python has raised (Ctrl-C, no memory for a definition) ends the caller's look, and the frame stays; so does
 // a lack of memory for a slot's contents, which would leave nobody else any.
-void Gate::stash_front(size_t i) {
+void InFlightWindow::stash_front(size_t i) {
   Reader& reader = *readers_[i];
   const uint64_t tag = read_once(reader.ring.front()->tag);
   const uint64_t number = reader.ring.next();
@@ -119,7 +119,7 @@ void Gate::stash_front(size_t i) {
   taken(f.tag, i, began, f.size + f.beside, f.kind == Kind::kError);
 }
 
-void Gate::stash_broken(size_t i) {
+void InFlightWindow::stash_broken(size_t i) {
   Reader& reader = *readers_[i];
   Stashed failure;
   failure.tag = read_once(reader.ring.front()->tag);
@@ -155,7 +155,7 @@ class FirstError {
 }  // namespace
 
 // A ring may be broken, or somebody interrupt: the others are drained all the same.
-void Gate::drain() {
+void InFlightWindow::drain() {
   check_owner(fork_);
   FirstError error;
   error.attempt([this] { hear(); });
@@ -166,7 +166,7 @@ void Gate::drain() {
   error.raise();
 }
 
-void Gate::sweep() {
+void InFlightWindow::sweep() {
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
   for (size_t i = 0; i < readers_.size(); ++i) {
     RingReader& ring = readers_[i]->ring;
@@ -178,7 +178,7 @@ void Gate::sweep() {
   }
 }
 
-void Gate::leave() {
+void InFlightWindow::leave() {
   check_owner(fork_);
   for (Reader* reader : readers_) reader->ring.leave();
   FirstError error;
@@ -191,7 +191,7 @@ void Gate::leave() {
   error.raise();
 }
 
-bool Gate::ready(uint64_t number, size_t i) {
+bool InFlightWindow::ready(uint64_t number, size_t i) {
   check_owner(fork_);
   if (handed_.contains({number, i})) return true;
   if (awaits_siblings(number, i)) return false;
@@ -214,7 +214,7 @@ bool Gate::ready(uint64_t number, size_t i) {
   return failures_ && failures_->has(number, i);
 }
 
-nb::object Gate::take_stashed(uint64_t number, size_t i) {
+nb::object InFlightWindow::take_stashed(uint64_t number, size_t i) {
   auto& stash = stashes_[i];
   try {
     Stashed& frame = stash.find(number)->second;
@@ -231,13 +231,13 @@ nb::object Gate::take_stashed(uint64_t number, size_t i) {
   }
 }
 
-nb::object Gate::take(uint64_t number, size_t i, uint64_t since) {
+nb::object InFlightWindow::take(uint64_t number, size_t i, uint64_t since) {
   nb::object value = find(number, i, since);
   if (failures_ && value.is_valid() && nb::isinstance<ErrorFrame>(value)) note_told(number);
   return value;
 }
 
-nb::object Gate::find(uint64_t number, size_t i, uint64_t since) {
+nb::object InFlightWindow::find(uint64_t number, size_t i, uint64_t since) {
   check_owner(fork_);
   if (!handed_.empty()) {
     auto found = handed_.find({number, i});
@@ -283,7 +283,7 @@ nb::object Gate::find(uint64_t number, size_t i, uint64_t since) {
   return hear() && failures_->has(number, i) ? find(number, i, since) : nb::object();
 }
 
-void Gate::hand(uint64_t number, size_t i, nb::object value) {
+void InFlightWindow::hand(uint64_t number, size_t i, nb::object value) {
   if (spare_hand_.empty()) {
     handed_.insert_or_assign({number, i}, std::move(value));
     return;
@@ -296,7 +296,7 @@ void Gate::hand(uint64_t number, size_t i, nb::object value) {
   spare_hand_ = std::move(placed.node);
 }
 
-bool Gate::resolved(uint64_t number, size_t i) {
+bool InFlightWindow::resolved(uint64_t number, size_t i) {
   if (handed_.empty()) return false;
   auto found = handed_.find({number, i});
   if (found == handed_.end()) return false;
@@ -305,7 +305,7 @@ bool Gate::resolved(uint64_t number, size_t i) {
   return true;
 }
 
-void Gate::drop(uint64_t number, size_t i) {
+void InFlightWindow::drop(uint64_t number, size_t i) {
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
   if (resolved(number, i)) return;
   if (recorder_) requested_since_[i].erase(number);
@@ -318,7 +318,7 @@ void Gate::drop(uint64_t number, size_t i) {
   note_dropped(number, i);
 }
 
-void Gate::drop_cancelled(uint64_t number, size_t i) {
+void InFlightWindow::drop_cancelled(uint64_t number, size_t i) {
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
   cancelled_.insert(number);
   drop(number, i);
@@ -339,7 +339,7 @@ std::string_view shortened(std::string_view error) noexcept {
 }  // namespace
 
 // Nobody gets this error of that submission. Others may still get one.
-void Gate::note_unseen(uint64_t number, std::string_view error) noexcept {
+void InFlightWindow::note_unseen(uint64_t number, std::string_view error) noexcept {
   if (!leftovers_ || error == kCancelledMeta || error == kOverdueMeta || cancelled_.contains(number)) return;
   error = shortened(error);
   if (failures_) {
@@ -357,7 +357,7 @@ void Gate::note_unseen(uint64_t number, std::string_view error) noexcept {
   leftovers_->note_unseen(error, next_ > number + 1);
 }
 
-void Gate::note_told(uint64_t number) noexcept {
+void InFlightWindow::note_told(uint64_t number) noexcept {
   unseen_.erase(number);
   try {
     told_.insert(number);
@@ -366,7 +366,7 @@ void Gate::note_told(uint64_t number) noexcept {
   if (told_.size() > kNoted) told_.erase(told_.begin());
 }
 
-void Gate::abandon(uint64_t number) noexcept {
+void InFlightWindow::abandon(uint64_t number) noexcept {
   if (!failures_ || fork_ != fork_generation.load(std::memory_order_relaxed)) return;
   // What is still to come of it may be an error.
   if (std::ranges::any_of(dropped_, [&](const NumberSet& dropped) { return dropped.contains(number); })) abandoned_.insert(number);
@@ -380,19 +380,19 @@ void Gate::abandon(uint64_t number) noexcept {
 }
 
 // What was dropped has come, or is lost.
-void Gate::forget_dropped(uint64_t number, size_t i) noexcept {
+void InFlightWindow::forget_dropped(uint64_t number, size_t i) noexcept {
   dropped_[i].erase(number);
   forget_unless_dropped(number);
 }
 
-void Gate::forget_unless_dropped(uint64_t number) noexcept {
+void InFlightWindow::forget_unless_dropped(uint64_t number) noexcept {
   if ((abandoned_.empty() && cancelled_.empty()) || std::ranges::any_of(dropped_, [&](const NumberSet& dropped) { return dropped.contains(number); })) return;
   abandoned_.erase(number);
   cancelled_.erase(number);
 }
 
 // Nobody has a result any more: of what has come the errors are read.
-void Gate::note_last() noexcept {
+void InFlightWindow::note_last() noexcept {
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
   for (size_t i = 0; i < readers_.size(); ++i) {
     RingReader& ring = readers_[i]->ring;
@@ -412,7 +412,7 @@ void Gate::note_last() noexcept {
     if (leftovers_ && !told_.contains(number)) leftovers_->note_unseen(error, next_ > number + 1);
 }
 
-void Gate::discard_stashed(uint64_t number, size_t i) {
+void InFlightWindow::discard_stashed(uint64_t number, size_t i) {
   auto found = stashes_[i].find(number);
   if (found == stashes_[i].end()) return;
   const Stashed f = std::move(found->second);
@@ -426,7 +426,7 @@ void Gate::discard_stashed(uint64_t number, size_t i) {
   }
 }
 
-void Gate::discard_all() {
+void InFlightWindow::discard_all() {
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
   FirstError error;
   for (size_t i = 0; i < readers_.size(); ++i) {
@@ -437,28 +437,28 @@ void Gate::discard_all() {
   error.raise();
 }
 
-size_t Gate::requested() const {
+size_t InFlightWindow::requested() const {
   size_t n = 0;
   for (auto& requested : requested_since_) n += requested.size();
   return n;
 }
 
-size_t Gate::stashed() const {
+size_t InFlightWindow::stashed() const {
   size_t n = 0;
   for (auto& stash : stashes_) n += stash.size();
   return n;
 }
 
-size_t Gate::stashed_bytes() const {
+size_t InFlightWindow::stashed_bytes() const {
   size_t n = 0;
   for (auto& stash : stashes_)
     for (auto& [number, frame] : stash) n += frame.size;
   return n;
 }
 
-void Gate::record(std::shared_ptr<Recorder> own, std::vector<std::pair<std::shared_ptr<Recorder>, uint32_t>> outputs,
+void InFlightWindow::record(std::shared_ptr<Recorder> own, std::vector<std::pair<std::shared_ptr<Recorder>, uint32_t>> outputs,
                   std::vector<std::shared_ptr<Recorder>> all) {
-  if (outputs.size() != readers_.size()) throw std::system_error(EINVAL, std::generic_category(), "gate outputs");
+  if (outputs.size() != readers_.size()) throw std::system_error(EINVAL, std::generic_category(), "window outputs");
   outputs_ = std::move(outputs);
   all_ = std::move(all);
   submitted_at_.resize(own->place().slots);
@@ -475,7 +475,7 @@ void Gate::record(std::shared_ptr<Recorder> own, std::vector<std::pair<std::shar
   for (size_t i = 0; i < writers_.size(); ++i) writers_[i]->record(recorder_, uint32_t(i), -1);
 }
 
-void Gate::count_completed() {
+void InFlightWindow::count_completed() {
   if (!recorder_ || readers_.empty() || fork_ != fork_generation.load(std::memory_order_relaxed)) return;
   const size_t mask = submitted_at_.size() - 1;
   // The heads are acquired: the times were written before them.
@@ -487,7 +487,7 @@ void Gate::count_completed() {
   }
 }
 
-uint64_t Gate::submission_begins() {
+uint64_t InFlightWindow::submission_begins() {
   if (!recorder_) return 0;
   // Before the places of those times are used again. There is room, so that execution is complete.
   if (next_ - counted_ >= submitted_at_.size()) count_completed();
@@ -498,19 +498,19 @@ uint64_t Gate::submission_begins() {
   return now_ns();
 }
 
-void Gate::submitting(uint64_t number, uint64_t began) {
+void InFlightWindow::submitting(uint64_t number, uint64_t began) {
   if (!recorder_) return;
   submitted_at_[number & (submitted_at_.size() - 1)] = began;
   recorder_->set_clock(began);
 }
 
-void Gate::submission_ends(uint64_t number, uint64_t began) {
+void InFlightWindow::submission_ends(uint64_t number, uint64_t began) {
   if (!recorder_) return;
   recorder_->stale();
   if (recorder_->tracing()) recorder_->trace({began, now_ns(), number, 0, 0, 0, EventKind::kExecute, 0, 0});
 }
 
-uint64_t Gate::taking(uint64_t number, size_t i, uint64_t since) {
+uint64_t InFlightWindow::taking(uint64_t number, size_t i, uint64_t since) {
   if (!recorder_) return 0;
   uint64_t requested = since;
   if (!requested_since_[i].empty()) {
@@ -528,11 +528,11 @@ uint64_t Gate::taking(uint64_t number, size_t i, uint64_t since) {
   return now;
 }
 
-void Gate::taken(uint64_t number, size_t i, uint64_t began, uint64_t bytes, bool failed) {
+void InFlightWindow::taken(uint64_t number, size_t i, uint64_t began, uint64_t bytes, bool failed) {
   if (began != 0) recorder_->trace({began, now_ns(), number, bytes, uint32_t(i), 0, EventKind::kReceive, uint16_t(failed ? kFailed : 0), 0});
 }
 
-void Gate::wait_ends(uint64_t number, size_t i, uint64_t since) {
+void InFlightWindow::wait_ends(uint64_t number, size_t i, uint64_t since) {
   if (!recorder_) return;
   requested_since_[i].emplace(number, since);
   if (recorder_->tracing()) recorder_->trace({since, now_ns(), number, 0, uint32_t(i), 0, EventKind::kWait, kSkipped, 0});
