@@ -99,7 +99,7 @@ struct Host {
     return std::make_unique<Receiver>(segments[id], offset(rings, ring), reader, process_table, Target{rings[ring].writer, 3}, view(rings[ring].writer), true);
   }
   template <class Ready>
-  bool wait(uint32_t slot, const Ready& ready, uint64_t for_ns = 30 * kSecond) {
+  bool wait(uint32_t slot, const Ready& ready, uint64_t for_ns = 120 * kSecond) {
     Waiter waiter(&process_table->slot(slot)->doorbell);
     const uint64_t end = now_ns() + for_ns;
     for (;;) {

@@ -52,7 +52,7 @@ class Plain:
         return conveyor.get(actor.add.remote(1))
 
     def host(self):
-        """The pid of the driver that it is with, or asks to let it in."""
+        """The pid of the driver that it is with; 0 while it asks to be let in."""
         return attached._driver_pid
 
     def left(self):

@@ -117,7 +117,7 @@ def test_its_farewell_may_be_heard_late(rt, stage, monkeypatch, wait_until):
     thread = threading.Thread(target=lambda: again.append(conveyor.attach(stage)))
     again = []
     thread.start()
-    wait_until(lambda: ray.get(stage.host.remote()), WAIT)
+    wait_until(lambda: ray.get(stage.host.remote()) is not None, WAIT)
     go.set()
     thread.join(WAIT)
     assert get(again[0].add.remote(1)) == 2
