@@ -164,7 +164,10 @@ def get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
     """
     with uncollected():
         targets = Targets(into)
+    waits = not ref.done()
     ref._resolved(timeout)
+    if waits:
+        targets.find_ranges()
     return receive(ref._unfetched(), targets)
 
 
@@ -191,7 +194,10 @@ def get_each_into(refs: Any, into: Any, timeout: float | None) -> Any:
     end = deadline_of(timeout)
     for ref, _ in ahead:
         ref._resolved(left_until(end))
-    received = [receive(ref._unfetched(), targets) for ref, targets in ahead]
+    received = []
+    for ref, targets in ahead:
+        targets.find_ranges()
+        received.append(receive(ref._unfetched(), targets))
     return dict(zip(refs, received, strict=True)) if isinstance(refs, Mapping) else received
 
 
@@ -231,8 +237,8 @@ class Targets:
         self.find_ranges()
 
     def find_ranges(self) -> None:
-        """Find where the targets lie. The memory stays theirs as long as this object is there, whatever
-        becomes of them."""
+        """Find where the targets lie, also once more: others may have changed them while the value was waited
+        for. The memory stays theirs as long as this object is there, whatever becomes of them."""
         self._held = [hold_memory(one) for one in self._all.values()]
         self.ranges = {id(one): self._range_of(key, one) for key, one in self._all.items()}
 
@@ -319,7 +325,6 @@ def _is_container(value: Any) -> bool:
 
 def receive(value: Any, targets: Targets) -> Any:
     """``value``, which may be elsewhere, in the memory of ``targets``; see :func:`get_into`."""
-    targets.find_ranges()  # others may have changed them while the value was waited for
     fresh = False
     if isinstance(value, Unfetched):
         where = value.where

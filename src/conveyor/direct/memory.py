@@ -124,9 +124,12 @@ def range_to_fill(value: Any) -> tuple[int, int] | None:
             raise TypeError(f"a tensor on device {str(value.device)!r} cannot be read into here")
         if not value.is_contiguous() or value.is_conj() or value.is_neg():
             raise ValueError("what is read into must be contiguous")
-        if here and not value.data_ptr() and value.nbytes:
+        if not here:
+            return None
+        address, size = value.data_ptr(), value.nbytes
+        if not address and size:
             raise TypeError(f"a {type(value).__name__} has no memory of its own to be read into")
-        return (value.data_ptr(), value.nbytes) if here else None
+        return address, size
     if not is_array(value):
         raise TypeError(f"a torch tensor or a numpy array is needed, not a {type(value).__name__}")
     if not value.flags.c_contiguous:
