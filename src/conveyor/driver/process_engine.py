@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from conveyor import _core
 from conveyor.codec import Reader
+from conveyor.exceptions import ActorStartError
 from conveyor.futures import Future
 from conveyor.graph.telemetry import Look, LookAtAll, Seen, SeenAll
 from conveyor.runtime.blueprint import Blueprint
@@ -301,11 +302,16 @@ class Spawned(Struct, frozen=True):
     attached: bool = False
 
 
+class GpusTakenError(ActorStartError):
+    """Too few GPUs are free just now."""
+
+
 class Spawning(Protocol):
     """A process that may take long to come: there may be no place for it yet."""
 
     def ask(self) -> bool:
-        """Ask for the process. Nothing has been done before. Return whether :meth:`wait` returns at once."""
+        """Ask for the process. Nothing has been done before. Return whether :meth:`wait` returns at once.
+        Raises ``GpusTakenError`` if it can be asked for again when others have ended."""
         ...
 
     def wait(self) -> Spawned:

@@ -19,6 +19,7 @@ from conveyor.codec import Reader, first_line
 from conveyor.driver.actors import Actor, ActorRecord, DeathWatches, Table
 from conveyor.driver.bootstrap import SharedState, Startup
 from conveyor.driver.process_engine import (
+    GpusTakenError,
     ProcessEngine,
     RemoteNode,
     Spawned,
@@ -30,6 +31,7 @@ from conveyor.exceptions import (
     ActorStartError,
     ConveyorError,
     RuntimeStateError,
+    WaitTimeoutError,
 )
 from conveyor.refs.ref import Ref
 from conveyor.runtime import ending, threads
@@ -485,7 +487,7 @@ class Supervisor:
                     self._awaited.add(spawned)
                     if self._table.closed:  # whoever gives them up may not have seen it
                         raise ending.error()
-                    if not spawned.ask() and later:
+                    if not self._ask(spawned, actor) and later:
                         given = entered, startups, requested, handed_over
                         uninterrupted(partial(self._begin_wait, *given))
                         return record
@@ -516,6 +518,41 @@ class Supervisor:
                 known.usable.set()
         self._is_there(record)
         return record
+
+    def _ask(self, spawning: Spawning, actor: Actor) -> bool:
+        """Ask the engine for a process. Where its GPUs are taken by processes that are ending, wait for
+        these."""
+        time_limit = TimeLimit(_KILLED_TIME_LIMIT)
+        while True:
+            # Before it is asked: the GPUs of those that end meanwhile are free.
+            ending = self._ending_with_gpus() if actor.options.num_gpus else []
+            try:
+                return spawning.ask()
+            except GpusTakenError as error:
+                if not ending or self._engine.on_thread():
+                    raise ActorStartError(str(error)) from None
+                name = ending[0].id.name
+                what = f"GPUs that {name} gives back"
+                try:
+                    wait_for_flag(ending[0].cleaned_up, what, f"{name} is ending", time_limit)
+                except WaitTimeoutError:
+                    raise ActorStartError(
+                        f"{error}; {name} is ending, and has not given its own back within "
+                        f"{_KILLED_TIME_LIMIT:g} s"
+                    ) from None
+
+    def _ending_with_gpus(self) -> list[ActorRecord]:
+        """Return the processes of this node with GPUs that are dead, or have been told to end."""
+        found = [
+            record
+            for record in self._table
+            if record.node is None
+            and record.actor.options.num_gpus
+            and record.process is not None
+            and not record.cleaned_up.is_set()
+            and (record.killed or record.actor.stopping or not record.alive)
+        ]
+        return sorted(found, key=lambda record: record.alive)
 
     def _is_there(self, record: ActorRecord) -> None:
         """Install a process that has come."""

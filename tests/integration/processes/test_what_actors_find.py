@@ -137,6 +137,42 @@ def test_gpus(begin, monkeypatch):
     assert environ_of()[GPUS] == "4,5,6"
 
 
+@pytest.mark.parametrize("end", ["kill", "drop", "death", "exit"])
+def test_gpus_of_an_actor_that_is_ending_are_waited_for(begin, monkeypatch, end):
+    monkeypatch.setenv(GPUS, "0")
+    begin()
+    for _ in range(5):
+        actor = Probe.options(num_gpus=1).remote()
+        assert get(actor.environ.remote())[GPUS] == "0"
+        if end == "kill":
+            conveyor.kill(actor)
+        elif end == "drop":
+            del actor
+        else:
+            with pytest.raises(ActorDiedError):
+                get(actor.look.remote((lambda: os._exit(1)) if end == "death" else sys.exit))
+
+
+def test_gpus_that_do_not_come_back_are_an_error(begin, monkeypatch, latches, wait_until):
+    monkeypatch.setenv(GPUS, "0")
+    monkeypatch.setattr("conveyor.driver.supervisor._KILLED_TIME_LIMIT", 0.2)
+    begin()
+    actor = Probe.options(num_gpus=1).remote()
+    with pytest.raises(ActorStartError, match=r"too little is free \(GPU 0: 0 free\)$"):
+        Probe.options(num_gpus=1).remote()
+    go = latches()
+    opened = go.path
+    held = actor.look.remote(lambda: wait_until(lambda: os.path.exists(opened), WAIT))
+    del actor  # it ends when it has done its calls
+    with pytest.raises(ActorStartError, match=r"Probe is ending, and has not given its own back"):
+        Probe.options(num_gpus=1).remote()
+    with pytest.raises(ActorStartError, match=r"num_gpus=2 asked, .*free\)$"):
+        Probe.options(num_gpus=2).remote()
+    go.open()
+    get(held)
+    assert get(Probe.options(num_gpus=1).remote().environ.remote())[GPUS] == "0"
+
+
 def test_signals_are_reset_but_interrupts_are_ignored(begin):
     before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1])

@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 
+from conveyor.driver.process_engine import GpusTakenError
 from conveyor.exceptions import ActorStartError
 
 # Shares are counted in whole ten-thousandths, so that ten times 0.1 is one.
@@ -62,13 +63,14 @@ class GpuPool:
 
         A whole number takes GPUs that nobody shares. A fraction below 1 takes a share of one GPU,
         the fullest on which it fits, so that others stay whole. Raises ``ActorStartError`` if
-        there is not enough.
+        there is not enough: ``GpusTakenError`` where others have what is lacking.
         """
         share = _units(num_gpus)
         if share == 0:
             return ()
         with self._lock:
             if share < _WHOLE:
+                count = 1
                 fitting = [gpu for gpu, free in self._free.items() if free >= share]
                 taken = [min(fitting, key=self._free.__getitem__)] if fitting else []
             else:
@@ -76,7 +78,8 @@ class GpuPool:
                 count = share // _WHOLE
                 taken = whole[:count] if len(whole) >= count else []
             if not taken:
-                raise ActorStartError(self._shortage(num_gpus))
+                error = GpusTakenError if len(self._free) >= count else ActorStartError
+                raise error(self._shortage(num_gpus))
             for gpu in taken:
                 self._free[gpu] -= min(share, _WHOLE)
             return tuple(taken)
