@@ -165,8 +165,10 @@ def words_of_rows(page, *starts):
 def test_the_page_on_ray_names_every_option_that_is_ignored():
     page = ROOT / "docs" / "ray.md"
     actors = words_of_rows(page, "| actors and functions |")
-    assert actors == {*options.ACTOR_OPTIONS, *options.PLACEMENT_OPTIONS}
-    assert actors | words_of_rows(page, "| functions |") == set(options.FUNCTION_OPTIONS)
+    assert actors == {*options.ACTOR_OPTIONS_WITHOUT_EFFECT, *options.PLACEMENT_OPTIONS}
+    assert actors | words_of_rows(page, "| functions |") == set(
+        options.FUNCTION_OPTIONS_WITHOUT_EFFECT
+    )
     assert words_of_rows(page, "| `init` |") == set(options.INIT_OPTIONS)
 
 

@@ -43,7 +43,6 @@ from conveyor.api.options import (
     take_out,
 )
 from conveyor.api.retries import call_with_retries, take_retries, warn_of_generator, with_default
-from conveyor.callers import trimmed
 from conveyor.calls.call import METHOD, OPEN, RAY_CALL, count_of
 from conveyor.dag.methods import bind, check_arguments
 from conveyor.exceptions import RuntimeStateError
@@ -58,6 +57,7 @@ from conveyor.runtime.protocol import (
     Runtime,
 )
 from conveyor.typevars import InstanceT, P, ResultT, Unpack
+from conveyor.user_frames import trimmed
 
 if TYPE_CHECKING:
     from conveyor.dag import MethodNode, OutputElementNode

@@ -10,12 +10,12 @@ from conveyor import _core
 from conveyor.api.actors import ActorHandle, AnyActor, check_usable
 from conveyor.api.methods import make_table
 from conveyor.api.options import check_get_options, check_snapshot, check_transport
-from conveyor.callers import trimmed
 from conveyor.checks import check_count, check_flag, check_shape
 from conveyor.exceptions import ArenaFullError
 from conveyor.later import LaterModule
 from conveyor.refs.ref import Ref
 from conveyor.runtime import context
+from conveyor.user_frames import trimmed
 
 if TYPE_CHECKING:
     import numpy as np

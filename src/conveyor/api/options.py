@@ -1,6 +1,6 @@
 """Options of actors, functions, methods and sessions: their types, their checks, and those without effect.
 
-What checks the options at run time is in ``api.options``, ``api.options`` and the engines.
+The engines check theirs themselves, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from conveyor.api.retries import check_most
-from conveyor.callers import users_level
 from conveyor.checks import (
     check_amount,
     check_count,
@@ -25,6 +24,7 @@ from conveyor.checks import (
 from conveyor.dag.hints import known_transports
 from conveyor.exceptions import ConveyorWarning
 from conveyor.later import LaterModule, import_later
+from conveyor.user_frames import users_level
 
 # Rarely needed.
 managers: Any = LaterModule("conveyor.direct.managers.registry")
@@ -44,7 +44,7 @@ PLACEMENT_OPTIONS = {
 }
 
 #: Options of actors and functions, and what each would mean.
-ACTOR_OPTIONS = {
+ACTOR_OPTIONS_WITHOUT_EFFECT = {
     "allow_out_of_order_execution": "calls of one caller begin in their order",
     "enable_task_events": "graph.trace() shows what actors run",
     "lifetime": "an actor with a name lives until the session ends or it is killed, and none lives longer",
@@ -55,12 +55,12 @@ ACTOR_OPTIONS = {
 #: Options of methods.
 METHOD_OPTIONS = {
     "concurrency_group": "max_concurrency is one limit for all methods of an actor",
-    "enable_task_events": ACTOR_OPTIONS["enable_task_events"],
+    "enable_task_events": ACTOR_OPTIONS_WITHOUT_EFFECT["enable_task_events"],
 }
 
 #: Options of functions.
-FUNCTION_OPTIONS = {
-    **ACTOR_OPTIONS,
+FUNCTION_OPTIONS_WITHOUT_EFFECT = {
+    **ACTOR_OPTIONS_WITHOUT_EFFECT,
     **PLACEMENT_OPTIONS,
     "enable_tensor_transport": "what a function returns does not stay with its worker",
     "max_calls": "a worker runs any number of functions",
@@ -307,13 +307,13 @@ class ActorOptions(Struct, frozen=True):
                 "concurrency_groups are not supported: max_concurrency is one limit for all methods of "
                 "an actor; put methods with limits of their own into actors of their own"
             )
-        take_out(options, ACTOR_OPTIONS, "an actor")
+        take_out(options, ACTOR_OPTIONS_WITHOUT_EFFECT, "an actor")
         placement = {name: options.pop(name) for name in PLACEMENT_OPTIONS if name in options}
         if environment:
             placement["runtime_env"] = environment
         for name in options:
             if name not in _CHECKS:
-                rays = ", ".join([*PLACEMENT_OPTIONS, "runtime_env", *ACTOR_OPTIONS])
+                rays = ", ".join([*PLACEMENT_OPTIONS, "runtime_env", *ACTOR_OPTIONS_WITHOUT_EFFECT])
                 raise TypeError(
                     f"unknown actor option {name!r}; known are {', '.join(_CHECKS)}, and of Ray's {rays}"
                 )

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 
 from conveyor.api.actors import ActorClass, ActorHandle, AnyActor, check_usable, takes_refs
 from conveyor.api.methods import check_num_returns, signature_of
-from conveyor.api.options import FUNCTION_OPTIONS, ActorOptions, FunctionOptionTypes, take_out
-from conveyor.callers import trimmed
+from conveyor.api.options import (
+    FUNCTION_OPTIONS_WITHOUT_EFFECT,
+    ActorOptions,
+    FunctionOptionTypes,
+    take_out,
+)
 from conveyor.calls.call import ASYNC_FUNCTION, FUNCTION, OPEN_FUNCTION
 from conveyor.codec.pickling import definitions
 from conveyor.dag.methods import UNPLACED, Function, bind, check_arguments, function_of
 from conveyor.exceptions import GraphError
 from conveyor.runtime import context
 from conveyor.typevars import P, ResultT, Unpack
+from conveyor.user_frames import trimmed
 
 if TYPE_CHECKING:
     from conveyor.dag import MethodNode, OutputElementNode
@@ -194,7 +199,7 @@ class RemoteFunction(Generic[P, ResultT]):
 def checked_worker_options(options: Mapping[str, Any]) -> dict[str, Hashable]:
     """Check ``options`` of a function's worker and return them; ``TypeError`` for one that does not exist."""
     options = dict(options)
-    take_out(options, FUNCTION_OPTIONS, "a function")
+    take_out(options, FUNCTION_OPTIONS_WITHOUT_EFFECT, "a function")
     for name in options:
         if name not in _WORKER_OPTIONS:
             known = ", ".join(("num_returns", *_WORKER_OPTIONS))

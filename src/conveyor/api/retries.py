@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from conveyor.callers import users_level
 from conveyor.checks import check_count
 from conveyor.exceptions import ConveyorWarning
 from conveyor.later import import_later
 from conveyor.refs.ref import ElementRef, elements_of
 from conveyor.runtime.protocol import MethodInfo, Retries
+from conveyor.user_frames import users_level
 
 if TYPE_CHECKING:
     from conveyor.refs.ref import Ref

@@ -19,7 +19,7 @@ from conveyor.refs.ref import Ref
 from conveyor.runtime.uninterrupted import try_each
 
 if TYPE_CHECKING:
-    from conveyor.calls.streams import Incarnation
+    from conveyor.calls.streams import CurrentLink
 
 
 #: The method that is called when the actor ends in good order. It may be a coroutine function.
@@ -100,7 +100,7 @@ class Constructor(Struct, frozen=True):
     refs: tuple[int | str, ...]
     inside: bool
 
-    def start(self, link: Incarnation) -> Any:
+    def start(self, link: CurrentLink) -> Any:
         """Send it to an actor that has no instance yet; the call's ref."""
         return link.call(start((self,)))
 
@@ -133,7 +133,7 @@ class StoredConstructor(Struct, frozen=True):
         this returns."""
         return cls(constructor, (), constructor.take())
 
-    def start(self, link: Incarnation) -> Any:
+    def start(self, link: CurrentLink) -> Any:
         """Send it to an actor that has no instance yet; the call's ref."""
         return link.call(start((self.constructor, *self.refs)))
 

@@ -10,10 +10,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.callers import users_site
 from conveyor.calls.call import Call, count_of
 from conveyor.calls.links import Link
-from conveyor.calls.pending import CallRef, Entry, lacked, take
+from conveyor.calls.pending import CallRef, WaitingCall, lacked, take
 from conveyor.calls.unsendable import blame_call
 from conveyor.exceptions import SerializationError
 from conveyor.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error, elements_of
@@ -23,6 +22,7 @@ from conveyor.runtime.process import CALL_SLOTS
 from conveyor.runtime.wait_graph import CALLS, Again, Blockers, any_of
 from conveyor.runtime.waiting import TimeLimit, wait_within
 from conveyor.system_limits import cores
+from conveyor.user_frames import users_site
 
 if TYPE_CHECKING:
     from conveyor.calls.pending import Pump
@@ -127,7 +127,7 @@ class Functions:
         self._start_error: Exception | None = None
         self._most = cores()
         self._deaths = process.process_table.deaths
-        self._waiting: dict[Ref, Entry] = {}  # in their order
+        self._waiting: dict[Ref, WaitingCall] = {}  # in their order
 
     def call(self, call: Call) -> Any:
         """Start a call; one ref, or a list of them if it has several results."""
@@ -150,7 +150,7 @@ class Functions:
         except SerializationError as error:
             raise blame_call(error, self.actor_name, call) from error.__cause__
         with self.lock:
-            self._waiting[ref] = Entry(ref, waits, taken, users_site() if has_refs else None)
+            self._waiting[ref] = WaitingCall(ref, waits, taken, users_site() if has_refs else None)
         if not self.flush() and not self._pump.knows(self):
             try:
                 self._pump.add(self)
@@ -242,7 +242,7 @@ class Functions:
         self._pump.sent(self)
         return True
 
-    def _next(self) -> tuple[Worker | None, list[Entry]]:
+    def _next(self) -> tuple[Worker | None, list[WaitingCall]]:
         """The worker that may be given the most calls, and those of the first that lack no argument."""
         with self.lock:
             self._forget_dead()
@@ -259,7 +259,9 @@ class Functions:
         ready = [one for one in first if one.site is None or lacked(one.call) is None]
         return (worker if ready else None), ready
 
-    def _take(self, worker: Worker, ready: list[Entry], pending: deque[Entry]) -> list[Entry]:
+    def _take(
+        self, worker: Worker, ready: list[WaitingCall], pending: deque[WaitingCall]
+    ) -> list[WaitingCall]:
         """Move as many of these calls to the link of a worker as the worker has capacity for, and return
         them. Called with the link's lock."""
         with self.lock:

@@ -9,15 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from conveyor import _core
-from conveyor.callers import users_site
 from conveyor.calls.call import MISSED, START, STOP, Call, count_of, instead_of
 from conveyor.calls.constructor import UNSAID, Unmade, unmade
 from conveyor.calls.pending import (
     CallRef,
-    Entry,
     Pending,
     Pump,
-    Waiting,
+    WaitingCall,
+    WaitingCalls,
     await_soon,
     first_lacked,
     lacked,
@@ -54,6 +53,7 @@ from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, MOST_CALL_SLOTS, P
 from conveyor.runtime.shortage import MemoryWait, is_final
 from conveyor.runtime.wait_graph import CALLS, Again, Blockers, call_of
 from conveyor.runtime.waiting import TimeLimit
+from conveyor.user_frames import users_site
 
 
 def link_depth(max_concurrency: int | None) -> int:
@@ -188,7 +188,7 @@ class Link:
         #: Guards the calls that wait here, and their order. Reentrant: a finalizer may drop the last handle,
         #: and so call, in the middle of a call.
         self.lock = threading.RLock()
-        self._pending = Waiting()
+        self._pending = WaitingCalls()
         #: The wait of the first of them, if it lacks memory.
         self._memory_wait: MemoryWait | None = None
         carries = f"arguments of calls of {actor_name}"
@@ -309,7 +309,7 @@ class Link:
             raise blame_call(error, self.actor_name, call) from error.__cause__
         with self.lock:
             site = users_site() if has_refs else None
-            self._pending.put(Entry(ref, waits, taken, site), again)
+            self._pending.put(WaitingCall(ref, waits, taken, site), again)
             self.flush()
             waiting = bool(self._pending)
         if waiting:
@@ -325,7 +325,7 @@ class Link:
             self.flush()  # what it waits for may have come before the pump knew of it
         return ref
 
-    def send(self, take: Callable[[deque[Entry]], Sequence[Entry]]) -> None:
+    def send(self, take: Callable[[deque[WaitingCall]], Sequence[WaitingCall]]) -> None:
         """Send the calls that ``take(pending)`` moves there, which have waited elsewhere; later what cannot
         be sent."""
         with self.lock:
@@ -352,7 +352,7 @@ class Link:
     def _instead_of(self, call: Call, why: str) -> Call | None:
         return instead_of(call, self._process.process_table, self.actor_slot, why)
 
-    def _replace(self, entry: Entry, instead: Call | None) -> None:
+    def _replace(self, entry: WaitingCall, instead: Call | None) -> None:
         if instead is None:
             self._pending.take_out(entry)
         else:
@@ -387,7 +387,7 @@ class Link:
         self._pump.sent(self)
         return True
 
-    def _send_first(self, entry: Entry) -> bool:
+    def _send_first(self, entry: WaitingCall) -> bool:
         """Send a call that is pending, or complete it otherwise. False if it has to wait."""
         ref, call, taken = entry.ref, entry.call, entry.taken
         # Another one may lack an argument, and nothing is to overtake it as long as it is only looked at.

@@ -11,7 +11,6 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct
 
 from conveyor import _core
-from conveyor.callers import Site, users_site
 from conveyor.calls.call import (
     ASYNC_FUNCTION,
     FUNCTION,
@@ -28,6 +27,7 @@ from conveyor.refs import values
 from conveyor.refs.ref import Ref, Source, located, shared_at
 from conveyor.runtime import threads
 from conveyor.runtime.process import Process
+from conveyor.user_frames import Site, users_site
 
 _CONSTANTS = frozenset((type(None), bool, int, float, complex, str, bytes))
 
@@ -217,7 +217,7 @@ class CallRef(Ref):
         return ref
 
 
-class Entry(Struct, eq=False):
+class WaitingCall(Struct, eq=False):
     """Call that waits to be sent.
 
     ref: its result. call: with the arguments that come later. taken: the other ones. site: the line that has
@@ -238,7 +238,7 @@ class Entry(Struct, eq=False):
         self.call, self.taken, self.site, self.ref = call, taken, None, ref
 
 
-class Waiting(deque[Entry]):
+class WaitingCalls(deque[WaitingCall]):
     """The calls of one link, in the order in which they are to be sent.
 
     Code of an argument that is being sent, of signal handlers and of finalizers may change it at any time, on
@@ -248,7 +248,7 @@ class Waiting(deque[Entry]):
     #: So many at the front come before all that are called from now on.
     _first = 0
 
-    def put(self, entry: Entry, again: bool) -> None:
+    def put(self, entry: WaitingCall, again: bool) -> None:
         """Add a call. ``again``: it is made again, and comes before all that wait, but for others of its
         kind and the actor's constructor. Some of these calls may lack just that call's result."""
         if not again:
@@ -261,7 +261,7 @@ class Waiting(deque[Entry]):
         self.insert(self._first, entry)
         self._first += 1
 
-    def take_out(self, entry: Entry) -> bool:
+    def take_out(self, entry: WaitingCall) -> bool:
         """Remove a call, which waits no more. Whether it has waited."""
         try:
             self.remove(entry)
@@ -270,11 +270,11 @@ class Waiting(deque[Entry]):
         self._first -= entry.again
         return True
 
-    def find(self, ref: Ref) -> Entry | None:
+    def find(self, ref: Ref) -> WaitingCall | None:
         """Return the call of ``ref``."""
         return next((one for one in list(self) if one.ref is ref), None)
 
-    def first(self) -> Entry | None:
+    def first(self) -> WaitingCall | None:
         """Return the first call that nobody is in the middle of sending. None overtakes a constructor."""
         try:
             first = self[0]
@@ -287,13 +287,13 @@ class Waiting(deque[Entry]):
         return next((one for one in list(self) if not one.sending), None)
 
 
-def first_lacked(waiting: Waiting) -> Ref | None:
+def first_lacked(waiting: WaitingCalls) -> Ref | None:
     """Return the argument that the first waiting call lacks, if it lacks one."""
     first = waiting.first()
     return None if first is None or first.site is None else lacked(first.call)
 
 
-def lacked_now(waiting: Waiting, lock: threading.RLock) -> Ref | None:
+def lacked_now(waiting: WaitingCalls, lock: threading.RLock) -> Ref | None:
     """Like :func:`first_lacked`, without waiting for ``lock``: the thread that has it may wait itself.
     ``None`` then."""
     if not lock.acquire(blocking=False):
@@ -304,7 +304,7 @@ def lacked_now(waiting: Waiting, lock: threading.RLock) -> Ref | None:
         lock.release()
 
 
-def withdraw(waiting: Waiting, ref: Ref) -> bool:
+def withdraw(waiting: WaitingCalls, ref: Ref) -> bool:
     """Whether the call of ``ref`` was waiting, and does no longer."""
     entry = waiting.find(ref)
     return entry is not None and waiting.take_out(entry)

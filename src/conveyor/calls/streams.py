@@ -21,7 +21,7 @@ from conveyor.runtime.cleanup import Cleanup
 from conveyor.runtime.wait_graph import Blockers
 
 
-class Incarnation(Protocol):
+class CurrentLink(Protocol):
     """Link to an actor as it is now, and to nothing that comes after its death."""
 
     @property
@@ -33,7 +33,7 @@ class Incarnation(Protocol):
         have not been sent."""
 
 
-def _close(link: Incarnation, method: str, key: Key, cancelled: bool = False) -> None:
+def _close(link: CurrentLink, method: str, key: Key, cancelled: bool = False) -> None:
     """Close a generator: nobody takes its items any more. ``cancelled``: nobody wants its errors, either."""
     if link.gone:
         return
@@ -67,7 +67,7 @@ class CallStream(StreamRef):
         self,
         key: Key,
         cleanup: Cleanup,
-        link: Incarnation,
+        link: CurrentLink,
         actor_name: str,
         call: Call,
         is_async: bool,

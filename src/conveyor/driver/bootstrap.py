@@ -60,10 +60,10 @@ class Startup:
         #: The driver's links to the process, of calls and of orders.
         self.links: list[tuple[Blueprint, _core.Segment]] = []
 
-    def deploy(self) -> None:
+    def prepare(self) -> None:
         """Make all endpoints and links."""
-        house, record = self._shared_state, self._record
-        process, actor, slot = house.process, record.actor, record.slot
+        shared, record = self._shared_state, self._record
+        process, actor, slot = shared.process, record.actor, record.slot
         made: list[int] = []
         try:
             made.append(descriptors.event())
@@ -82,7 +82,7 @@ class Startup:
             incarnation=record.incarnation,
             name=record.id.name,
             number=record.id.index,
-            session=house.session,
+            session=shared.session,
             arena=process.arena_size,
             driver_slot=DRIVER_SLOT,
             mailbox_bit=record.bits.take(),
@@ -90,7 +90,7 @@ class Startup:
             max_concurrency=actor.max_concurrency,
             has_async=actor.has_async,
             grace=self._grace,
-            places=house.places,
+            places=shared.places,
         )
         depth = link_depth(actor.max_concurrency)
         record.calls = self._link(bootstrap.mailbox_bit, _core.KIND_CALL, depth)
@@ -107,13 +107,13 @@ class Startup:
 
     def passed(self) -> list[int]:
         """Return the descriptors that the process gets duplicates of."""
-        house, record = self._shared_state, self._record
+        shared, record = self._shared_state, self._record
         return [
-            house.process.process_table.fd,
+            shared.process.process_table.fd,
             record.arena_fd,
             record.eventfd,
-            house.arena_fd,
-            house.eventfd,
+            shared.arena_fd,
+            shared.eventfd,
             *(sock.fileno() for sock in self._sockets),
             *(segment.fd for _, segment in self.links),
         ]
@@ -126,20 +126,20 @@ class Startup:
             segment.close_fd()
 
     def _link(self, bit: int, kind: int, depth: int = CALL_SLOTS) -> Link:
-        house, record = self._shared_state, self._record
+        shared, record = self._shared_state, self._record
         assert record.arena is not None
         mailbox = RingEnd(record.slot, record.incarnation, bit)
-        blueprint = link_blueprint(house.process.ring_end(RESULT_BIT), mailbox, depth)
+        blueprint = link_blueprint(shared.process.ring_end(RESULT_BIT), mailbox, depth)
         segment = blueprint.make()
         self.links.append((blueprint, segment))
         return Link(
-            house.process,
+            shared.process,
             segment,
             mailbox,
             record.arena,
             record.id.name,
             record.death,
-            house.pump,
+            shared.pump,
             kind,
-            label=house.label,
+            label=shared.label,
         )

@@ -626,7 +626,7 @@ class Supervisor:
         replaces: ActorRecord | None,
         pause: Callable[[], object],
     ) -> Spawned | Spawning:
-        uninterrupted(startup.deploy)
+        uninterrupted(startup.prepare)
         if self._engine.places:
             self._shared_state.process.unplaced.add(record.slot)
         uninterrupted(partial(self._watches.add, record.slot))

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from conveyor.callers import users_level
 from conveyor.exceptions import ConveyorWarning
+from conveyor.user_frames import users_level
 
 #: Set to 1 for actors, unless it is said otherwise: torch asks for huge pages for its large tensors,
 #: as NumPy does anyway. Who fetches one that stays looks up each of its pages, and where they are small that

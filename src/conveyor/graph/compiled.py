@@ -16,7 +16,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from msgspec import Struct
 
 import conveyor
-from conveyor.callers import trimmed
 from conveyor.config import Config
 from conveyor.graph.lifecycle import GraphInfo
 from conveyor.graph.status import GraphStatus
@@ -25,6 +24,7 @@ from conveyor.plan import explain
 from conveyor.plan.explain import counted
 from conveyor.plan.model import Plan
 from conveyor.typevars import ResultT
+from conveyor.user_frames import trimmed
 
 
 def graph_id(number: int) -> str:

@@ -97,7 +97,7 @@ class Whereabouts(Struct, frozen=True):
     graph.
 
     hosts: the node of each; empty if there is only one.
-    known_dead_within, laid: see :class:`conveyor.transport.Wire`.
+    known_dead_within, deployed: see :class:`conveyor.transport.Wire`.
     """
 
     hosts: tuple[Host, ...] = ()

@@ -11,7 +11,6 @@ from types import GenericAlias, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 from conveyor import _core, exceptions
-from conveyor.callers import trimmed
 from conveyor.checks import check_timeout
 from conveyor.codec import (
     SENT,
@@ -36,6 +35,7 @@ from conveyor.runtime.wait_graph import Again, Blockers
 from conveyor.runtime.waiting import TimeLimit, passing_on, wait_within
 from conveyor.system_limits import explained
 from conveyor.typevars import ValueT
+from conveyor.user_frames import trimmed
 
 # Rarely needed and slow to import, or of a higher layer.
 fetching: Any = LaterModule("conveyor.direct.fetching")

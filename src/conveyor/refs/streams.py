@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from conveyor import _core
-from conveyor.callers import trimmed
 from conveyor.checks import check_timeout, deadline_of, left_until
 from conveyor.codec import Reader
 from conveyor.exceptions import SerializationError
@@ -22,6 +21,7 @@ from conveyor.runtime.process import Process
 from conveyor.runtime.wait_graph import Blockers
 from conveyor.runtime.waiting import PassingOn, TimeLimit, wait_within
 from conveyor.typevars import ItemT
+from conveyor.user_frames import trimmed
 
 if TYPE_CHECKING:
     from conveyor.runtime.protocol import Runtime

@@ -32,10 +32,10 @@ from conveyor.runtime.wait_graph import (
     BOUNDED,
     CALLS,
     CONCURRENCY,
+    CONCURRENT,
     FULL,
     LOOP,
     ONE,
-    OUT_OF_BAND,
     STARTING,
     STEPS,
     THREADS,
@@ -207,7 +207,7 @@ class Wait:
         changes: bool,
         text: str,
         lane: int | None = None,
-        mode: int = OUT_OF_BAND,
+        mode: int = CONCURRENT,
         refresh: float = FIRST_REFRESH,
         bounded: bool = False,
     ) -> None:
@@ -384,7 +384,7 @@ def _advice(kinds: Collection[tuple[int, int]]) -> str:
     """Advise how to resolve the deadlock. ``kinds``: mode and work of all that take part."""
     modes = {mode for mode, _ in kinds}
     calls = any(lane_of(work) == CALLS for _, work in kinds)
-    async_step = any(mode == OUT_OF_BAND and lane_of(work) == STEPS for mode, work in kinds)
+    async_step = any(mode == CONCURRENT and lane_of(work) == STEPS for mode, work in kinds)
     advice = []
     if STARTING in modes:
         advice.append("do not wait in a constructor for the actor itself")

@@ -65,7 +65,7 @@ def lane_of(work: int) -> int:
 #: How a work is run: one thing at a time; calls in threads; on an event loop, which is blocked; not yet;
 #: beside others, as a coroutine or in a thread; when one of those has ended, of which there are as many as
 #: there may be. Or how it is kept: by a wait that has a deadline, so no cycle of waits leads through it.
-ONE, THREADS, LOOP, STARTING, OUT_OF_BAND, FULL, BOUNDED = range(7)
+ONE, THREADS, LOOP, STARTING, CONCURRENT, FULL, BOUNDED = range(7)
 
 #: Works that have to be done before a wait ends: (slot, work, description). Any of them may end it. Empty: it
 #: is not known which, so it counts as nobody that waits.

@@ -13,7 +13,7 @@ from conveyor.calls.call import METHOD, OPEN
 from conveyor.calls.functions import Functions
 from conveyor.calls.links import Link
 from conveyor.calls.pending import Pump
-from conveyor.calls.streams import CallStream, Incarnation
+from conveyor.calls.streams import CallStream, CurrentLink
 from conveyor.checks import check_timeout
 from conveyor.codec import SentDefinitions
 from conveyor.codec.direct import Direct
@@ -86,7 +86,7 @@ class CallingRuntime:
     def wait_registry(self) -> WaitRegistry:
         return self.process.wait_registry
 
-    def link(self, actor: ActorId) -> Incarnation:
+    def link(self, actor: ActorId) -> CurrentLink:
         """A link to the process that ``actor`` has now; raises its death if there is none."""
         raise NotImplementedError
 
@@ -122,7 +122,7 @@ class CallingRuntime:
     def add_transport(self, name: str, registration: bytes) -> None:
         context.add_transport(name, registration)
 
-    def _known_link(self, actor: ActorId) -> Incarnation:
+    def _known_link(self, actor: ActorId) -> CurrentLink:
         """Return the link to an actor, the same one for as long as it can be used; see :meth:`link`."""
         link = self.links.get(actor.index)
         return self.link(actor) if link is None or link.gone else link

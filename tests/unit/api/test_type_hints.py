@@ -70,10 +70,13 @@ def test_the_types_of_options_name_those_that_there_are():
     settings = {field.name for field in dataclasses.fields(conveyor.Config)}
     assert set(typing.get_type_hints(ConfigOptions)) == settings
 
-    placement, of_ray = set(options.PLACEMENT_OPTIONS), {"runtime_env", *options.ACTOR_OPTIONS}
+    placement, of_ray = (
+        set(options.PLACEMENT_OPTIONS),
+        {"runtime_env", *options.ACTOR_OPTIONS_WITHOUT_EFFECT},
+    )
     actors = {*options._CHECKS, *placement, *of_ray}
     assert set(typing.get_type_hints(options.ActorOptionTypes)) == actors
-    functions = {"num_cpus", "num_gpus", *options.FUNCTION_OPTIONS}
+    functions = {"num_cpus", "num_gpus", *options.FUNCTION_OPTIONS_WITHOUT_EFFECT}
     assert set(typing.get_type_hints(options.FunctionOptionTypes)) == functions
 
     named = set(inspect.signature(conveyor.init).parameters)

@@ -10,7 +10,7 @@ from conveyor import _core
 from conveyor.codec import set_up_codec
 from conveyor.exceptions import ConveyorError
 from conveyor.runtime.deadlock import WaitRegistry
-from conveyor.runtime.wait_graph import CALLS, ONE, OUT_OF_BAND, STEPS, call_of, steps_of
+from conveyor.runtime.wait_graph import CALLS, CONCURRENT, ONE, STEPS, call_of, steps_of
 
 SLOTS = 4
 RING_SLOTS = 8
@@ -81,21 +81,21 @@ def test_notes_of_waits(process_table, event):
     graph, call = steps_of(7), call_of(3, 1, 5)
     inbox.note_waits(
         [
-            (graph, 4, 9, OUT_OF_BAND, 2, STEPS, "one"),
-            (graph, 4, 9, OUT_OF_BAND, 3, call, long),
-            (call, 5, 0, OUT_OF_BAND, 2, graph, "another"),
+            (graph, 4, 9, CONCURRENT, 2, STEPS, "one"),
+            (graph, 4, 9, CONCURRENT, 3, call, long),
+            (call, 5, 0, CONCURRENT, 2, graph, "another"),
         ]
     )
     stamp, answered, mode, waits = process_table.waits(1, graph)
-    assert (stamp, answered, mode, waits[0]) == (4, 9, OUT_OF_BAND, (2, STEPS, "one"))
+    assert (stamp, answered, mode, waits[0]) == (4, 9, CONCURRENT, (2, STEPS, "one"))
     assert waits[1][:2] == (3, call)
     assert long.startswith(waits[1][2].rstrip("\ufffd"))  # cut, not spilled
-    assert process_table.waits(1, call) == (5, 0, OUT_OF_BAND, [(2, graph, "another")])
+    assert process_table.waits(1, call) == (5, 0, CONCURRENT, [(2, graph, "another")])
     for free in (STEPS, CALLS, steps_of(8), call_of(3, 1, 6), call_of(3, 2, 5), 2**64 - 1):
         assert process_table.waits(1, free)[3] == []
     # Where a lane waits, so does all that it does.
     inbox.note_waits(
-        [(call, 5, 0, OUT_OF_BAND, 2, graph, "x"), (CALLS, 6, 0, ONE, 0, CALLS, "lane")]
+        [(call, 5, 0, CONCURRENT, 2, graph, "x"), (CALLS, 6, 0, ONE, 0, CALLS, "lane")]
     )
     for work in (CALLS, call, call_of(3, 1, 6)):
         assert process_table.waits(1, work) == (6, 0, ONE, [(0, CALLS, "lane")])
