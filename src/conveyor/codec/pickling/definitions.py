@@ -138,7 +138,7 @@ def pin(definition: Definition) -> Pin:
     made = Pin(received(definition), from_owner=definition[3])
     with _lock:
         made.group.pins.add(made)
-        if made.from_owner:
+        if made.from_owner and not _made_here(made.group.key):
             objects = [live(token) for token in made.group.tokens]
             made.objects = tuple([obj for obj in objects if obj is not None])
     return made

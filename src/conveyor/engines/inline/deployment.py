@@ -115,7 +115,11 @@ class InlineEntry(OwnerEntry):
         for ref in every:
             ref.raised = run.raised
         failed = {ref: ref._resolve(None) for ref in every if ref.has_failed()}
-        errors = [outcome for outcome in failed.values() if isinstance(outcome.error, TaskError)]
+        errors = [
+            outcome
+            for outcome in failed.values()
+            if isinstance(outcome.error, TaskError) and not interrupts(outcome.error.cause)
+        ]
         if errors:
             unseen = Unseen(errors[0].error)
             for outcome in errors:

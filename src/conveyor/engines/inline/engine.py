@@ -93,32 +93,28 @@ class ActorLink:
         args, kwargs = requested[1], requested[2] or {}
         # A waiting call has its arguments in the outbox, and nowhere else.
         call = CallJob(actor, with_arguments(requested, (), None))
-        ref = call.expect()
-        if (again or caller not in actor.outboxes) and lacking(args, kwargs) is None:
-            try:
-                actor.check_alive()
-                call.pack(args, kwargs)
-            except RefFailed as failed:
-                call.resolve(error=failed.error)
-                return ref
-            except BaseException:
-                call.withdraw()
-                raise
-            else:
-                call.submit()
-                return ref
         try:
-            waits, taken = take(requested)
-        except BaseException as error:
-            call.withdraw()
-            if isinstance(error, SerializationError):
+            ref = call.expect()
+            if (again or caller not in actor.outboxes) and lacking(args, kwargs) is None:
+                try:
+                    actor.check_alive()
+                    call.pack(args, kwargs)
+                    call.submit()
+                except RefFailed as failed:
+                    call.resolve(error=failed.error)
+                return ref
+            try:
+                waits, taken = take(requested)
+            except SerializationError as error:
                 raise blame_call(error, actor.name, requested) from error.__cause__
+            with actor.queue.actor_threads.lock:
+                outbox = actor.outboxes.get(caller)
+                if outbox is None:
+                    outbox = actor.outboxes[caller] = Outbox(actor, caller)
+                outbox.add(call, (waits[1], waits[2] or {}, taken))
+        except BaseException:
+            call.withdraw()
             raise
-        with actor.queue.actor_threads.lock:
-            outbox = actor.outboxes.get(caller)
-            if outbox is None:
-                outbox = actor.outboxes[caller] = Outbox(actor, caller)
-            outbox.add(call, (waits[1], waits[2] or {}, taken))
         return ref
 
 
@@ -337,12 +333,14 @@ class InlineRuntime(CallingRuntime):
             raise
         if actor.start_failure is None:
             actor.start = Start(actor, functools.partial(spec.cls, *args, **kwargs))
-        with self.actor_threads.lock:
-            self._enter(actor)
-            go_on = actor.enqueue_start()
         try:
+            with self.actor_threads.lock:
+                self._enter(actor)
+                go_on = actor.enqueue_start()
             go_on()
         except BaseException:
+            if actor.start is not None and not actor.start.started:
+                actor.end("was never started")
             self.release(actor.id)
             raise
         self._tidy()

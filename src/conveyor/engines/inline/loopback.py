@@ -70,7 +70,7 @@ class Raised:
         return made
 
 
-def interrupts(error: BaseException) -> bool:
+def interrupts(error: BaseException | None) -> bool:
     """Whether ``error`` is meant for the program as a whole: Ctrl-C, or the debugger's "quit"."""
     debugger = sys.modules.get("bdb")
     return isinstance(error, KeyboardInterrupt) or (
@@ -93,7 +93,8 @@ class ArrivalError(Exception):
 
 
 class Loopback:
-    """Carries values. Each thread has rings of its own, so that nobody waits for anybody."""
+    """Carries values. Each thread has rings of its own, and one for each transfer that is under way there, so
+    that nobody waits for anybody."""
 
     def __init__(self, process: Process, slot_bytes: int, memory_bytes: int | None = None) -> None:
         """``slot_bytes``: what a slot holds in place; larger values lie in the arena, and may take
@@ -110,24 +111,34 @@ class Loopback:
         Raises ``SerializationError`` or ``ArenaFullError`` where the value cannot be sent, ``ArrivalError``
         where it cannot be rebuilt.
         """
+        rings = self._rings
         try:
-            writer, reader = self._rings.ends[shared]
+            idle = rings.idle[shared]
         except AttributeError:
-            self._rings.ends = [self._make(shared=s) for s in (False, True)]
-            writer, reader = self._rings.ends[shared]
+            rings.idle, rings.sent_bytes = ([], []), 0
+            idle = rings.idle[shared]
+        # What runs in between (a signal handler, a finalizer, code of the value's) takes other ends. Those
+        # that an interrupt leaves with a frame in them are not used again.
+        writer, reader = ends = idle.pop() if idle else self._make(shared=shared)
+        before = writer.bytes
+        failed: BaseException | None = None
         writer.send(value, 0)
         try:
-            return reader.receive_snapshot() if snapshot else reader.receive()
+            arrived = reader.receive_snapshot() if snapshot else reader.receive()
         except BaseException as error:
             if not is_of_value(error):
                 raise
-            raise ArrivalError(error) from None
+            failed = error
+        idle.append(ends)
+        rings.sent_bytes += writer.bytes - before
+        if failed is not None:
+            raise ArrivalError(failed) from None
+        return arrived
 
     @property
     def sent_bytes(self) -> int:
-        """Size of all frames that this thread has sent, in bytes."""
-        ends = getattr(self._rings, "ends", ())
-        return sum(writer.bytes for writer, _ in ends)
+        """Size of all frames that have arrived on this thread, in bytes."""
+        return getattr(self._rings, "sent_bytes", 0)
 
     def close(self) -> None:
         """Free the rings. Nothing is sent from now on; values that have arrived stay as long as somebody has
@@ -135,7 +146,6 @@ class Loopback:
         self._rings = threading.local()
 
     def _make(self, shared: bool) -> tuple[_core.Writer, _core.Reader]:
-        # More than one slot: user code that runs while a value is rebuilt may send another.
         segment = _core.Segment.create(_core.Segment.ring_bytes(4, self._stride, 1))
         segment.make_ring(0, 4, self._stride, 1)
         me = self._process.ring_end(RESULT_BIT)

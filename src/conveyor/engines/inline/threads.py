@@ -104,6 +104,14 @@ class Job:
         self.sender: ActorThread | None = None
         self.started = False
         self.done = False
+        self._permit = [True]
+
+    def take(self) -> bool:
+        """Whether the caller is to start the job: only the first one is, whatever interrupts it."""
+        try:
+            return self._permit.pop()
+        except IndexError:
+            return False
 
     def start(self) -> Coroutine[Any, Any, None] | None:
         """Do the work, or return a coroutine that goes on with it, if the queue has an event loop.
@@ -151,9 +159,13 @@ class JobQueue:
     def submit(self, job: Job) -> None:
         """Do ``job`` in its turn. It may not be done yet when this returns, where waiting for it
         would be wrong or in vain."""
-        with self.actor_threads.lock:
-            go_on = self.enqueue(job)
-        go_on()
+        try:
+            with self.actor_threads.lock:
+                go_on = self.enqueue(job)
+            go_on()
+        except BaseException:
+            job.done = True  # nobody else may be there to do it
+            raise
 
     def enqueue(self, job: Job) -> Callable[[], object]:
         """Put ``job`` into the queue, with the lock held; return what is to be called without it."""
@@ -345,6 +357,7 @@ class ActorThreads:
 def _deadlock(thread: ActorThread, job: Job, path: list[str]) -> DeadlockError:
     # The way ends where the waiting thread is; the cycle is told from there.
     names = (thread.inside[-1].name, *path[:-1]) if thread.inside else tuple(path)
+    names = names or (job.queue.name,)
     chain = " waits for ".join((*names, names[0]))
     return DeadlockError(
         f"waiting for {job.label} would never end: {chain}, and each runs one call at a time. Make "
@@ -408,10 +421,10 @@ class CallLock(JobQueue):
 
     def finish(self, job: Job, timeout: float | None = None) -> None:
         thread = self.actor_threads.current()
-        taken = False
+        entered = self._holders.count(thread), len(thread.inside)
+        running = len(self._run_by(thread))
 
         def try_take() -> bool:
-            nonlocal taken
             if job.done:
                 return True
             if job.runner is not None:
@@ -420,55 +433,76 @@ class CallLock(JobQueue):
                 job.attendant = thread
             if job.attendant is not thread or not self._is_next(job):
                 return False
-            self._holders.append(thread)
-            taken = True
+            # A signal handler or a finalizer may have come before the thread has used its turn.
+            if self._holders.count(thread) <= len(self._run_by(thread)):
+                if len(self._holders) >= self._capacity:
+                    return False
+                self._holders.append(thread)
             return True
 
         try:
-            self.actor_threads.block(job, try_take, timeout)
-        except BaseException:
-            with self.actor_threads.lock:
-                if job.attendant is thread:
-                    job.attendant = None
-                    self.actor_threads.changed.notify_all()
-            if taken:
-                self._give_back(thread)
+            try:
+                self.actor_threads.block(job, try_take, timeout)
+                if job.runner is None and not job.done:
+                    self._serve(thread)
+            finally:
+                self._step_back(job, thread, *entered)
+        except BaseException as error:
+            # Once more: an interrupt may have come in the middle of that, or when a job began or ended.
+            for left in self._run_by(thread)[running:]:
+                left.interrupted(error)
+                self.actor_threads.finished(left)
+            for left in tuple(self._running):
+                if left.done:
+                    self.ended(left)
+            self._step_back(job, thread, *entered)
             raise
-        if taken:  # also if the job has been ended since then: the turn is to be given back
-            self._serve(thread)
 
     def _is_next(self, job: Job) -> bool:
-        if len(self._holders) >= self._capacity:
-            return False
+        """Whether no other thread attends to a job before this one. Those that this thread attends to are
+        suspended under it, and are done first."""
         self._forget_abandoned()
-        attended = (j for j in self._jobs if j.attendant is not None and not j.done)
-        return next(attended, None) is job  # none: this one was done meanwhile
+        others = (
+            j
+            for j in tuple(self._jobs)
+            if j is job or (j.attendant not in (None, job.attendant) and not j.done)
+        )
+        return next(others, None) is job  # none: this one was done meanwhile
+
+    def _run_by(self, thread: ActorThread) -> list[Job]:
+        """Return the jobs that the thread runs, the outermost first."""
+        return [job for job in list(self._running) if job.runner is thread]
+
+    def _step_back(self, job: Job, thread: ActorThread, turns: int, depth: int) -> None:
+        """Leave the queue as the thread had entered it. Done twice, it does no more than once."""
+        with self.actor_threads.lock:
+            if job.attendant is thread and job.runner is None:
+                job.attendant = None
+            del thread.inside[depth:]
+            if self._holders.count(thread) > turns:
+                self._holders.remove(thread)
+            self.actor_threads.changed.notify_all()
+        if self._at_the_end is not None:
+            self._end_if_due()
 
     def _forget_abandoned(self) -> None:
-        while self._jobs and self._jobs[0].done:
-            self._jobs.popleft()
+        for job in tuple(self._jobs):
+            if not job.done and job.runner is None:
+                return
+            with suppress(ValueError):
+                self._jobs.remove(job)
 
     def _serve(self, thread: ActorThread) -> None:
-        """Do the next jobs, as long as they are this thread's or nobody's; then give the turn back."""
+        """Do the next jobs, as long as they are this thread's or nobody's."""
         thread.inside.append(self)
-        try:
-            while (job := self._next(thread)) is not None:
-                try:
-                    job.start()
-                except BaseException as error:
-                    job.interrupted(error)
-                    raise
-                finally:
-                    self.actor_threads.finished(job)
-        finally:
-            thread.inside.pop()
-            self._give_back(thread)
-
-    def _give_back(self, thread: ActorThread) -> None:
-        with self.actor_threads.lock:
-            self._holders.remove(thread)
-            self.actor_threads.changed.notify_all()
-        self._end_if_due()
+        while (job := self._next(thread)) is not None:
+            try:
+                job.start()
+            except BaseException as error:
+                job.interrupted(error)
+                raise
+            finally:
+                self.actor_threads.finished(job)
 
     def close(self, at_the_end: Callable[[Run], None]) -> None:
         with self.actor_threads.lock:
@@ -497,15 +531,19 @@ class CallLock(JobQueue):
             return self.actor_threads.changed.wait_for(lambda: self._over, timeout)
 
     def _next(self, thread: ActorThread) -> Job | None:
+        # The lock keeps other threads out, but not what interrupts this one: each step can be taken twice.
         with self.actor_threads.lock:
-            self._forget_abandoned()
-            if not self._jobs or self._jobs[0].attendant not in (None, thread):
-                return None
-            job = self._jobs.popleft()
-            job.runner = thread
-            job.started = True
-            self.begun(job)
-            return job
+            while True:
+                self._forget_abandoned()
+                job = next(iter(tuple(self._jobs)), None)
+                if job is None or job.attendant not in (None, thread):
+                    return None
+                job.runner = thread
+                self.begun(job)
+                if job.take():
+                    job.started = True
+                    return job
+                self.ended(job)
 
     def movers(self, job: Job) -> list[ActorThread]:
         return self._holders if job.runner is None else [job.runner]
