@@ -116,9 +116,9 @@ def of(module: Any) -> dict[str, Any]:
 
 def spread() -> None:
     """Have sessions of this process be so from now on."""
-    from conveyor.engines.ray import engine, hosts
+    from conveyor.engines.ray import engine, process_engine
 
-    start, ray_options = engine.start, hosts.ray_options
+    start, ray_options = engine.start, process_engine.ray_options
     call_lock = itertools.cycle(_NODES)
 
     @functools.wraps(start)
@@ -133,7 +133,7 @@ def spread() -> None:
             requested["resources"] = {next(call_lock): _SOME}
         return requested
 
-    engine.start, hosts.ray_options = started, placed
+    engine.start, process_engine.ray_options = started, placed
 
 
 def skip_limits(items: Iterable[pytest.Item]) -> None:

@@ -5,6 +5,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstring>
 #include <system_error>
 
@@ -258,16 +259,15 @@ bool Acceptor::spend(const Address& address, uint64_t now) {
 // For one more of those that are admitted, or of the others. The oldest of the address that has most goes: a flood pushes
 // out its own.
 void Acceptor::make_room(bool admitted) {
+  const auto is_alike = [&](const Pending& one) { return (one.awaited != Awaited::kAdmission) == admitted; };
+  const size_t most = admitted ? limits_.most_admitted : limits_.most_pending;
+  if (pending_.size() < most || size_t(std::ranges::count_if(pending_, [&](const auto& one) { return is_alike(one.second); })) < most) return;
   std::map<Address, std::pair<size_t, uint64_t>> by_address;  // how many, and the oldest
-  size_t count = 0;
-  for (const auto& [number, one] : pending_) {
-    if ((one.awaited != Awaited::kAdmission) != admitted) continue;
-    ++by_address.try_emplace(one.address, 0, number).first->second.first;
-    ++count;
-  }
-  if (count < (admitted ? limits_.most_admitted : limits_.most_pending)) return;
-  const auto most = std::max_element(by_address.begin(), by_address.end(), [](const auto& a, const auto& b) { return a.second.first < b.second.first; });
-  drop(pending_.find(most->second.second), nullptr);
+  for (const auto& [number, one] : pending_)
+    if (is_alike(one)) ++by_address.try_emplace(one.address, 0, number).first->second.first;
+  // Of addresses that have as many, the one that has waited longest.
+  const auto goes = std::ranges::max_element(by_address, {}, [](const auto& one) { return std::pair(one.second.first, UINT64_MAX - one.second.second); });
+  drop(pending_.find(goes->second.second), nullptr);
 }
 
 void Acceptor::hear(Pendings::iterator one) {

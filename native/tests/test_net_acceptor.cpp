@@ -286,6 +286,18 @@ TEST(handshakes_that_go_on_are_bounded_and_end) {
   CHECK_EQ(heard(slow), std::string(1, kAdmitted));
   CHECK_EQ(hurried.acceptor->counts().strangers, 1u);
 }
+TEST(of_addresses_that_have_as_many_the_one_that_came_first_goes) {
+  Listening l({.patience_ns = 600 * kSecond, .most_admitted = 3}, false);
+  std::vector<Fd> all;
+  for (const uint32_t from : {5, 4, 2, 3}) {
+    all.push_back(l.connect(from));
+    say(all.back(), admission(kToken));
+    CHECK_EQ(answer(all.back()), kAdmitted);
+  }
+  CHECK_EQ(heard(all[0]), std::string());
+  say(all[2], identity(1));
+  CHECK_EQ(answer_of(all[2], kIdentityBytes).size(), kIdentityBytes);
+}
 TEST(over_tls_the_proofs_cover_it) {
   Listening l;
   for (const bool right : {true, false}) {

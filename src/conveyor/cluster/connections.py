@@ -36,8 +36,11 @@ from conveyor.runtime import threads
 
 #: Seconds for one handshake, from the connection to the end.
 TIME_LIMIT = 5.0
-#: Handshakes that go on at once. With one more, the oldest is dropped: its node tries again.
-MOST_PENDING = 16
+#: Handshakes that go on at once, each in native code. With one more, the oldest is dropped: its node tries
+#: again. Fewer than come at a time would push each other out just before their end.
+_MOST_PENDING = 256
+#: Connections that TLS is secured for at once, each on a thread.
+_MOST_SECURED = 16
 #: Connections that the kernel keeps until they are accepted.
 _BACKLOG = 1024
 
@@ -67,10 +70,11 @@ class Listener:
         *,
         tls: Tls | None = None,
         time_limit: float = TIME_LIMIT,
-        most_pending: int = MOST_PENDING,
+        most_pending: int | None = None,
     ) -> None:
         """``address``: one of this machine; all of them at once (``""``, ``0.0.0.0``, ``::``) are refused.
-        ``time_limit``: seconds for a handshake. ``most_pending``: handshakes at once."""
+        ``time_limit``: seconds for a handshake. ``most_pending``: handshakes at once,
+        of each kind (256, and with TLS 16 that are being secured)."""
         if address[0] in ("", "0.0.0.0", "::"):
             raise ValueError(
                 f"hosts are let in at one address, not at all that this machine has ({address[0]!r}): name "
@@ -78,7 +82,7 @@ class Listener:
             )
         self._own, self._on_node = own, on_node
         self._tls, self._time_limit = tls, time_limit
-        self._most_pending = most_pending
+        self._most_pending = most_pending or _MOST_SECURED
         self._lock = threading.Lock()
         self._securing: list[_Securing] = []
         self._closed = False
@@ -88,7 +92,12 @@ class Listener:
         with socket.create_server(address, family=family, backlog=_BACKLOG) as server:
             self.address: tuple[str, int] = server.getsockname()[:2]
             self._acceptor = _core.Acceptor(
-                server.fileno(), token, packed(own), tls is not None, time_limit, most_pending
+                server.fileno(),
+                token,
+                packed(own),
+                tls is not None,
+                time_limit,
+                most_pending or _MOST_PENDING,
             )
         try:
             self._thread = threads.start(self._listen, "listener")
@@ -138,10 +147,14 @@ class Listener:
             poll.poll()
             for fd, identity, verdict in self._acceptor.take():
                 sock = socket.socket(fileno=fd)
-                if identity:
-                    self._take(sock, identity, verdict)
-                else:
-                    self._begin(sock)
+                try:
+                    if identity:
+                        self._take(sock, identity, verdict)
+                    else:
+                        self._begin(sock)
+                except Exception as error:  # of this one: others are let in all the same
+                    self._note(f"{type(error).__name__}: {error}")
+                    hang_up(sock)
 
     def _take(self, sock: socket.socket, identity: bytes, verdict: int) -> None:
         try:
@@ -202,7 +215,10 @@ class Listener:
                 hang_up(one.sock)
         if plain is not None:
             with plain:
-                self._acceptor.introduce(plain.fileno(), binding)
+                try:
+                    self._acceptor.introduce(plain.fileno(), binding)
+                except OSError as error:  # no descriptor is left
+                    self._note(str(error))
 
     def _note(self, reason: str) -> None:
         with self._lock:

@@ -224,6 +224,30 @@ def test_what_is_admitted_is_bounded():
             sock.close()
 
 
+def test_many_that_come_at_once_do_not_push_each_other_out():
+    """As the agents of a large cluster do, and all nodes after the network was away."""
+    with listening() as (listener, came):
+        several = [admitted(listener.address) for _ in range(200)]
+        for i, sock in enumerate(several):
+            introduce(sock, TOKEN, Identity(1 + i, "1.2.3"), time.monotonic() + WAIT)
+        for sock in several:
+            came.get(timeout=WAIT)[0].close()
+            sock.close()
+        assert (listener.let_in, listener.dropped) == (200, 0)
+
+
+def test_an_error_of_one_that_is_let_in_keeps_no_other_out():
+    with listening() as (listener, came):
+        takes = listener._on_node
+        listener._on_node = lambda *who: 1 / 0
+        with dial(listener.address, TOKEN, THERE, WAIT)[0] as sock:
+            assert sock.recv(1) == b""
+        assert soon(lambda: listener.reasons == ["ZeroDivisionError: division by zero"])
+        listener._on_node = takes
+        dial(listener.address, TOKEN, THERE, WAIT)[0].close()
+        came.get(timeout=WAIT)[0].close()
+
+
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
 @pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize(
