@@ -53,9 +53,6 @@ class RequestServer(ABC):
             threads.start(self._serve, "request_server", sock)
         except SystemLimitError:
             self._end(sock)
-        except BaseException:
-            self._end(sock)
-            raise
 
     def close(self) -> None:
         """End all connections, since the session is over. Waits for nobody."""

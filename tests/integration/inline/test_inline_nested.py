@@ -12,8 +12,6 @@ import conveyor
 from conveyor.dag import InputNode
 from conveyor.runtime import context
 
-SOON = 20
-
 
 @conveyor.remote
 class Echo:

@@ -146,8 +146,8 @@ class Loopback:
         self._rings = threading.local()
 
     def _make(self, shared: bool) -> tuple[_core.Writer, _core.Reader]:
-        segment = _core.Segment.create(_core.Segment.ring_bytes(4, self._stride, 1))
-        segment.make_ring(0, 4, self._stride, 1)
+        segment = _core.Segment.create(_core.Segment.ring_bytes(1, self._stride, 1))
+        segment.make_ring(0, 1, self._stride, 1)
         me = self._process.ring_end(RESULT_BIT)
         carries = "values between actors"
         writer = self._process.writer(segment, 0, [me], carries, budget=self._budget)

@@ -357,7 +357,6 @@ class ActorThreads:
 def _deadlock(thread: ActorThread, job: Job, path: list[str]) -> DeadlockError:
     # The way ends where the waiting thread is; the cycle is told from there.
     names = (thread.inside[-1].name, *path[:-1]) if thread.inside else tuple(path)
-    names = names or (job.queue.name,)
     chain = " waits for ".join((*names, names[0]))
     return DeadlockError(
         f"waiting for {job.label} would never end: {chain}, and each runs one call at a time. Make "
